@@ -1,12 +1,11 @@
-"""Searches batches on which all policies coincide, or nearly, for a token at which a formula is not as it must be."""
+"""Searches batches on which all policies coincide, or nearly, for a weight that is not 1 or a condition that fails."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 from fibration.errors import an
 from fibration.language.atoms import advantage
@@ -15,15 +14,14 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD
 from fibration.language.statistics import atoms_within
+from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, rows_of
-from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.first_update import STEPS, directions
+from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.first_update import CLOSE, NO_VALUE, STEPS, directions
 from fibration.laws.batches.search import concretes, find, is_of_one_token
 from fibration.laws.batches.words import Witness, in_batch
-from fibration.laws.values.numerals import in_brief
-
-Is = Callable[[Any], bool]  # whether a value is what it must be
+from fibration.laws.values.numerals import in_brief, rounded
 
 # Log-probs of the tokens of one batch: all equal, all different, with ties, all 0.
 BASES: tuple[Callable[[int], Fraction], ...] = (
@@ -34,93 +32,80 @@ BASES: tuple[Callable[[int], Fraction], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class NearBatch:
-    """A batch on which all policies coincide, or all but `policy`, whose log-probs differ from `old` by `change`."""
+def off_one(h: Hierarchy, formula: Expression) -> Witness | None:
+    """A token whose weight is not 1, or whose condition fails, where policies coincide, or beside that; or None.
 
-    h: Hierarchy
-    tokens: Point
-    policy: str = OLD
-    change: tuple[Fraction, ...] = ()
-
-    @property
-    def base(self) -> Sequence[Any]:
-        """The log-probs under `old`."""
-        return self.tokens.log_probs[OLD]
-
-    @property
-    def first_of_rows(self) -> list[int]:
-        """The first token of every row."""
-        found: dict[int, int] = {}
-        for k, row in enumerate(rows_of(self.h, self.tokens.concrete)):
-            found.setdefault(row, k)
-        return list(found.values())
-
-    def moved(self, policy: str, change: tuple[Fraction, ...]) -> NearBatch:
-        """The batch with other log-probs of one policy."""
-        if policy == CURRENT:
-            return replace(self, tokens=replace(self.tokens, log_ratios=change), policy=policy, change=change)
-        log_probs = {**self.tokens.log_probs, policy: tuple(b + c for b, c in zip(self.base, change, strict=True))}
-        return replace(self, tokens=replace(self.tokens, log_probs=log_probs), policy=policy, change=change)
-
-
-def find_violation(h: Hierarchy, formula: Expression, is_right: Is, close: Is) -> tuple[NearBatch, int] | None:
-    """A batch and a token at which a formula is not right where policies coincide, or not close beside it; or None.
-
-    Not close beside it: at none of a few steps, the last of which is tiny.
+    Beside that: at each of a few steps of one policy, the last of which is tiny.
     """
+    exact, few = rounding(desugar(formula)), list[Point]()
     others = dict.fromkeys(p for p in (CURRENT, *h.policies) if p != OLD)
-    few: list[NearBatch] = []
 
-    def wrong(near: NearBatch) -> tuple[NearBatch, int] | None:
-        is_small = caps.COINCIDING.allow(len(near.base))
-        tokens = range(len(near.base)) if is_small else near.first_of_rows
-        few.extend([near] if any(near.base) and is_small else [])  # a log-prob of 0 can only move down
-        return next(((near, k) for k in tokens if not is_right(near.tokens.attempt(formula, k))), None)
+    def is_off(batch: Point, k: int, tolerance: Fraction) -> bool:
+        value = batch.attempt(formula, k)  # True is 1
+        return value is None or abs(value - 1) > tolerance
 
-    def far(tried: tuple[NearBatch, str]) -> tuple[NearBatch, int] | None:
-        near, policy = tried
-        for way in directions(len(near.base)):
-            found = [near.moved(policy, tuple(s * d for d in way)) for s in STEPS]
-            for k in range(len(near.base)):
-                if not any(close(f.tokens.attempt(formula, k)) for f in found):
-                    return found[0], k
+    def wrong(batch: Point) -> Witness | None:
+        n = len(batch.places)
+        tokens: Sequence[int] = range(n)
+        if not caps.COINCIDING.allow(n):  # the first token of every row
+            tokens = sorted({row: k for k, row in reversed([*enumerate(rows_of(h, batch.concrete))])}.values())
+        elif any(batch.log_probs[OLD]):  # a log-prob of 0 can only move down
+            few.append(batch)
+        return next((_witness(formula, batch, k, exact) for k in tokens if is_off(batch, k, exact)), None)
+
+    def far(tried: tuple[Point, str]) -> Witness | None:
+        batch, policy = tried
+        for way in directions(n := len(batch.places)):
+            changes = [tuple(s * d for d in way) for s in STEPS]
+            found = [_moved(batch, policy, change) for change in changes]
+            for k in range(n):
+                if all(is_off(f, k, CLOSE) for f in found):
+                    return _witness(formula, found[0], k, exact, policy, changes[0])
         return None
 
     return find(_coinciding(h, formula), wrong) or find(itertools.product(few, others), far)
 
 
-def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
+def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[Point]:
     read = set(atoms_within(formula))
     most = caps.COINCIDING.of_any_size if is_of_one_token(formula) else caps.COINCIDING
     for concrete in concretes(h, [formula], most, whole_batch(h)):
-        n = concrete.tokens
+        n, rows = concrete.tokens, rows_of(h, concrete)
+        advantages = [(Fraction(a),) * n for a in ((1, -1, 0) if advantage in read else (1,))]
+        if advantage in read and len(set(rows)) > 1:
+            advantages.append(tuple(Fraction(1 + row, -2 if row % 2 else 1) for row in rows))
         bases = BASES if caps.COINCIDING.allow(n) else BASES[:1]
         for base in dict.fromkeys(tuple(b(k) for k in range(n)) for b in bases):
-            for advantages in _advantages(h, concrete, n) if advantage in read else [(Fraction(1),) * n]:
-                yield NearBatch(h, Point.alike(h, concrete, advantages, base))
+            yield from (Point.alike(h, concrete, given, base) for given in advantages)
 
 
-def _advantages(h: Hierarchy, concrete: Concrete, n: int) -> Iterator[tuple[Fraction, ...]]:
-    """Yields advantages, one per row: of either sign, 0, and different ones."""
-    rows = rows_of(h, concrete)
-    yield from ((Fraction(a),) * n for a in (1, -1, 0))
-    if len(set(rows)) > 1:
-        yield tuple(Fraction(1 + row, -2 if row % 2 else 1) for row in rows)
+def _moved(batch: Point, policy: str, change: tuple[Fraction, ...]) -> Point:
+    """The batch with the log-probs of one policy off by `change`."""
+    if policy == CURRENT:
+        return replace(batch, log_ratios=change)
+    own = tuple(b + c for b, c in zip(batch.log_probs[OLD], change, strict=True))
+    return replace(batch, log_probs={**batch.log_probs, policy: own})
 
 
-def witness(near: NearBatch, k: int, what: str, found: str, **values: Any) -> Witness:
+def _witness(
+    formula: Expression, batch: Point, k: int, exact: Fraction, policy: str = OLD, change: tuple[Fraction, ...] = ()
+) -> Witness:
     """A witness such as `in a trajectory of 1 token, where all policies coincide, the weight is 2 instead of 1`."""
-    h, tokens, concrete = near.h, near.tokens, near.tokens.concrete
-    given = "" if set(tokens.advantages) == {1} else _listed("advantage", tokens.advantages)
-    if len(set(near.base)) > 1:
-        given += _listed("log-prob", near.base)
+    base, value, is_one = batch.log_probs[OLD], batch.attempt(formula, k), len(batch.places) == 1
+    given = "" if set(batch.advantages) == {1} else _listed("advantage", batch.advantages)
+    given += _listed("log-prob", base) if len(set(base)) > 1 else ""  # type: ignore[arg-type]
     where = "where all policies coincide"
-    if any(near.change):
-        where += f" but {near.policy}, which is off by {', '.join(map(in_brief, near.change))}"
-    which = "" if len(near.base) == 1 else f" of token {k + 1}"
-    text = f"{in_batch(h, concrete)}{given}, {where}, {what}{which} {found}"
-    return Witness.on(concrete, text, {"element": k, **tokens.numbers, **values})
+    where += f" but {policy}, which is off by {', '.join(map(in_brief, change))}" if any(change) else ""
+    values = {"element": k, **batch.numbers}
+    if formula.is_condition:
+        what = "the token" if is_one else "the condition"
+        got = "is dropped" if is_one else "fails"
+    else:
+        values["weight"] = value = None if value is None else rounded(value, exact)
+        what, got = "the weight", "" if value is None else f"is {in_brief(value)} instead of 1"
+    what += "" if is_one else f" of token {k + 1}"
+    got = f"has {NO_VALUE}" if value is None else got
+    return Witness.on(batch.concrete, f"{in_batch(batch.h, batch.concrete)}{given}, {where}, {what} {got}", values)
 
 
 def _listed(word: str, values: Sequence[Fraction]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Parameter, at, token_log_ratio
+from fibration.language.atoms import Parameter, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
@@ -24,15 +24,7 @@ from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, 
 from fibration.language.traversal import desugar
 from fibration.laws import topic
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.objectives.divergences import (
-    divergence,
-    has_slope,
-    is_covered,
-    is_flat_near,
-    never_flows,
-    rises,
-    weighed,
-)
+from fibration.laws.objectives.divergences import Sampled, is_covered, weighed
 from fibration.laws.objectives.kl_gradient_search import leads_nowhere, looks_beyond, no_divergence
 from fibration.laws.objectives.samples import Samples
 from fibration.laws.remedies import Fix, Offers
@@ -58,20 +50,21 @@ def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
 
 
 def _of_penalty(h: Hierarchy, name: str, penalty: Penalty) -> Decision:
-    what = topic.penalty(name)
-    found = [divergence(h, leaf, penalty) for leaf in h.leaves]
+    what, sampled = topic.penalty(name), _sampled(h, penalty)
+    found = [s.divergence for s in sampled]
     if all(f is not None for f in found):
         granted = Samples(h).granted(weighed(h, penalty))
         return proved(what, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
-    formula = desugar(at(weighed(h, penalty), h.leaves[0]))
-    read = (a.policy.name for a in atoms_within(formula, LogProb))
-    passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
-    is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
-    witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
+    formula, is_flat = desugar(sampled[0].formula), all(s.never_flows for s in sampled)
+    witness = no_divergence(h, formula, sampled[0].passed, looks_beyond(formula) and not is_flat)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     decision = unproved(what, f"P = {penalty.formula}{estimator(h, penalty)}{said}", _fixes(h, name), witness)
-    is_nothing = is_flat and any(has_slope(h, leaf, penalty) and is_flat_near(h, leaf, penalty) for leaf in h.leaves)
+    is_nothing = is_flat and any(s.has_slope and s.is_flat_near for s in sampled)
     return replace(decision, fault=NOTHING if is_nothing else "")
+
+
+def _sampled(h: Hierarchy, penalty: Penalty) -> list[Sampled]:
+    return [Sampled(h, leaf, penalty) for leaf in h.leaves]
 
 
 def _differences(h: Hierarchy) -> dict[str, Expression]:
@@ -104,7 +97,7 @@ def _multiple(value: Any, formula: Any) -> str | None:
 def _fixes(h: Hierarchy, name: str) -> Offers:
     """The sign turned; else estimators with the gradient of the divergence to the policy that the penalty reads."""
     turned = _turned(h, name)
-    if all(divergence(h, leaf, turned.mended().penalties[name]) is not None for leaf in h.leaves):
+    if all(s.divergence is not None for s in _sampled(h, turned.mended().penalties[name])):
         return (turned,)
     read = {a.policy.name for a in atoms_within(h.penalties[name].formula, LogProb)} - {CURRENT}
     current, ratio = LogProb(Policy(CURRENT)), exp(token_log_ratio)
@@ -138,15 +131,14 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     """Decides what is left of the law if it is given up: no penalty leads away from its policy or lacks a gradient."""
     h = subject.hierarchy
     for name, penalty in covered(h):
-        rising = [rises(h, leaf, penalty) for leaf in h.leaves]
+        sampled = _sampled(h, penalty)
+        rising = [s.rises for s in sampled]
         if all(rising):
             yield proved(topic.penalty(name), WEAKER)
             continue
-        formula = desugar(at(weighed(h, penalty), h.leaves[0]))
-        read = [a.policy.name for a in atoms_within(penalty.formula, LogProb)]
-        passed = sorted(name for name in read if name not in (CURRENT, OLD))
-        named = bool(read) and OLD not in read
-        witness = leads_nowhere(h, formula, passed, named, False in rising)
+        formula, named = desugar(sampled[0].formula), sampled[0].named
+        passed = sorted(p for p in named if p not in (CURRENT, OLD))
+        witness = leads_nowhere(h, formula, passed, bool(named) and OLD not in named, False in rising)
         left = unproved(
             topic.penalty(name),
             f"P = {penalty.formula}{estimator(h, penalty)}",

@@ -26,8 +26,8 @@ from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import atoms, rewrite, subexpressions
 from fibration.laws import topic
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import places_of
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.exact import places_of
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, unproved

@@ -42,9 +42,8 @@ from fibration.language.sympy_bridge import cancelled, from_sympy
 from fibration.language.traversal import applications, atoms, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import Point, attempt, has_residual
+from fibration.laws.batches.coefficients import Point, attempt, differentiate, has_residual
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.exact import differentiate
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness
