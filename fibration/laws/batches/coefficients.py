@@ -37,6 +37,7 @@ from fibration.language.traversal import KEPT, desugar, evaluate
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.values.duals import DUALS, Dual, Real, log_of, slopes_of, value_of, without_slopes
 from fibration.laws.values.intervals import Interval, interval
+from fibration.laws.values.numerals import in_brief, plural
 
 LOG_RATIO, ADVANTAGE = "log ratio", "advantage"
 NOTHING = None  # the largest of no values: less than every number, and no number itself
@@ -158,6 +159,13 @@ class Point:
         """The log ratios, advantages and log-probs that a call takes, by name."""
         given: dict[str, Any] = {"log_ratios": tuple(self.log_ratios), "advantages": tuple(self.advantages)}
         return given | {f"log_probs of {p}": tuple(values) for p, values in self.log_probs.items()}
+
+    @property
+    def advantages_of_rows(self) -> str:
+        """`advantage 1`, or `trajectories of advantages 1, -1`."""
+        of_row = dict(zip(rows_of(self.h, self.concrete), self.advantages, strict=True))
+        given = in_brief(*(of_row[row] for row in sorted(of_row)))
+        return f"{plural(self.h.rows.name)} of advantages {given}" if len(of_row) > 1 else f"advantage {given}"
 
     @cached_property
     def places(self) -> tuple[Place, ...]:

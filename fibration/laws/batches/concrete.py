@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from fibration.errors import an
 from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total, read_at
@@ -25,7 +25,6 @@ from fibration.language.traversal import applications, atoms, evaluate
 from fibration.laws.batches.shapes import Maps
 from fibration.laws.values.numerals import number, plural, written
 
-Exact = TypeVar("Exact", int, Fraction)
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded)
 
 
@@ -67,11 +66,6 @@ class Concrete:
     def tokens(self) -> int:
         """How many tokens the batch has."""
         return sum(self.size[leaf] for leaf in self.shape.leaves)
-
-    @cached_property
-    def parents(self) -> dict[Stratum, tuple[int, ...]]:
-        """For every stratum with one coarser neighbour, the element below each of its elements."""
-        return {s: self.maps[s, t] for s, t in self.maps if len(self.shape.below(s)) == 1}
 
     def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
         """The `target` element that an element lies over."""
@@ -209,45 +203,32 @@ def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fractio
 
     Raises `NoValue` where the kernels have no value.
     """
-    return _summed(concrete, _leaf_masses(h, concrete), Fraction(0))
-
-
-def _leaf_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
-    found: dict[Stratum, list[Fraction]] = {}
+    found = {s: [Fraction(0)] * concrete.size[s] for s in concrete.shape.order}
     for leaf in concrete.shape.leaves:
         known: dict[tuple[Fraction, ...], Fraction] = {}
         read = list(atoms(h.masses[leaf]))
-        found[leaf] = []
         for i in range(concrete.size[leaf]):
             key = tuple(concrete.atom(a, leaf, i) for a in read)
             if key not in known:
                 known[key] = concrete.value(h.masses[leaf], leaf, i)
-            found[leaf].append(known[key])
-    return found
-
-
-def _summed(concrete: Concrete, values: Mapping[Stratum, Sequence[Exact]], zero: Exact) -> dict[Stratum, list[Exact]]:
-    """For every element, the sum of the values of the leaf elements over it."""
-    found = {s: [zero] * concrete.size[s] for s in concrete.shape.order}
-    for s, sums in found.items():
-        for leaf in concrete.shape.leaves_over(s):
-            for element, value in zip(concrete.all_below(leaf, s), values[leaf], strict=True):
-                sums[element] += value
+            found[leaf][i] = known[key]
+        for s in concrete.shape.coarser(leaf):
+            for element, value in zip(concrete.all_below(leaf, s), found[leaf], strict=True):
+                found[s][element] += value
     return found
 
 
 def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratum) -> bool:
     """Whether `m(a∩b)·m(c) = m(a)·m(b)` for all cells over each `c` of the strata that both lie over."""
-    shape = concrete.shape
+    shape, cells = concrete.shape, Counter[tuple[int, int]]()
     try:
-        masses = _leaf_masses(h, concrete)
+        masses = token_masses(h, concrete)
     except NoValue:
         return True  # without masses there is no balance to check; another law refuses the kernel
     one = math.lcm(*(value.denominator for values in masses.values() for value in values))  # whole numbers are quicker
-    whole = {s: [int(value * one) for value in values] for s, values in masses.items()}
-    m, cells = _summed(concrete, whole, 0), Counter[tuple[int, int]]()
+    m = {s: [int(value * one) for value in values] for s, values in masses.items()}
     for s in shape.leaves_over(first) & shape.leaves_over(second):
-        for a, b, value in zip(concrete.all_below(s, first), concrete.all_below(s, second), whole[s], strict=True):
+        for a, b, value in zip(concrete.all_below(s, first), concrete.all_below(s, second), m[s], strict=True):
             cells[a, b] += value
     tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves)) * one**2
     return all(

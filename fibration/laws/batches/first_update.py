@@ -22,7 +22,7 @@ from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import slopes_of, value_of
-from fibration.laws.values.numerals import in_brief, plural, rounded, shown
+from fibration.laws.values.numerals import in_brief, rounded, shown
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))  # of log ratios near 0
 MOST_TOKENS = 16  # a larger batch ends the search
@@ -227,15 +227,14 @@ def _true(point: Point) -> list[Fraction]:
 
 def _witness(point: Point) -> Witness:
     h, concrete = point.h, point.concrete
-    rows = concrete.size[h.rows]
-    of_row = sorted(dict(zip(rows_of(h, concrete), point.advantages, strict=True)).items())
-    given = ", ".join(in_brief(a) for _, a in of_row)
-    given = f"advantage {given}" if rows == 1 else f"{plural(h.rows.name)} of advantages {given}"
     where = f"at log ratios {in_brief(*point.log_ratios)}" if any(point.log_ratios) else "on policy"
     found = attempt(lambda: point.coefficients)
     got = NO_VALUE if found is None else in_brief(*found)
     what = "coefficient ∂J/∂log π is" if len(point.advantages) == 1 else "coefficients ∂J/∂log π are"
-    text = f"{in_batch(h, concrete)} with {given}, {where}, the {what} {got} instead of μ·A = {in_brief(*_true(point))}"
+    text = (
+        f"{in_batch(h, concrete)} with {point.advantages_of_rows}, {where}, the {what} {got} instead of μ·A = "
+        f"{in_brief(*_true(point))}"
+    )
     exact = rounding(*_read(h))
     values = {
         "advantages": point.advantages, "log_ratios": point.log_ratios,

@@ -18,7 +18,7 @@ from fibration.language.operators import where
 from fibration.language.sympy_bridge import vanishes
 from fibration.laws import topic
 from fibration.laws.law import Decision, Law, following, proved, unproved
-from fibration.laws.objectives.coinciding_search import off_one
+from fibration.laws.objectives.token_search import off_one
 from fibration.laws.remedies import bounded
 from fibration.laws.signs.claim import factors
 from fibration.laws.signs.coinciding import everywhere
