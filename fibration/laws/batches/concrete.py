@@ -1,4 +1,4 @@
-"""Small concrete hierarchies in exact rationals, on which a law is shown to fail.
+"""Small concrete hierarchies in exact rationals, on which a law is shown to fail, and the words for that.
 
 Nothing here uses sympy. A law is refuted only by a `Witness` found on a `Concrete`, so a refutation never rests on the
 symbolic engine, and a reader can check it by hand.
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from fibration.errors import an
-from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total, read_at
+from fibration.language.atoms import BATCH, Attribute, Count, Stratum, Summary, Total, read_at
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -238,3 +238,50 @@ def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratu
         for a in concrete.over(first, meet, c)
         for b in concrete.over(second, meet, c)
     )
+
+
+# ---------------------------------------------------------------- words
+
+
+def lies(concrete: Concrete, stratum: Stratum) -> str:
+    """`trajectories 1 to 3 lie over domains 1, 1, 2 and modalities 1, 2, 1`; '' for one, or for many."""
+    n = concrete.size[stratum]
+    if not 1 < n <= 8:
+        return ""
+    over = [
+        f"{plural(f.target.name)} {', '.join(str(b + 1) for b in concrete.maps[stratum, f.target])}"
+        for f in concrete.shape.below(stratum)
+    ]
+    return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
+
+
+def in_batch(h: Hierarchy, concrete: Concrete) -> str:
+    """`in a trajectory of 3 tokens`; of several rows, `in a batch of 2 trajectories with 1 and 2 tokens`."""
+    return f"in {concrete.describe(h.rows if concrete.size[h.rows] == 1 else Stratum(BATCH))}"
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A counterexample: a sentence, and everything needed to check it without this library.
+
+    `has_no_value`: a formula has no value there, where others have a wrong one.
+    """
+
+    text: str
+    concrete: Concrete | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    has_no_value: bool = False
+
+    @classmethod
+    def on(cls, concrete: Concrete, text: str, values: Mapping[str, Any]) -> Witness:
+        """A witness whose sentence ends with the values of parameters and attributes, in parentheses."""
+        parts = [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
+        settings = "; ".join((*concrete.settings, *parts))
+        return cls(f"{text} ({settings})" if settings else text, concrete, values)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        hierarchy = {} if self.concrete is None else {"hierarchy": self.concrete.to_dict()}
+        return {"text": self.text, **hierarchy, "values": {k: written(v) for k, v in self.values.items()}}

@@ -18,9 +18,8 @@ from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import slopes_of, value_of
 from fibration.laws.values.numerals import in_brief, rounded, shown
 

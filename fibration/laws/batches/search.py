@@ -136,7 +136,11 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
 def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
     """Whether a formula of tokens compares an element with others, and it has none: an index refuses that batch."""
     read = (a for e in hierarchy.objective.formulas for a in atoms_within(e, Aggregate))
-    compared = {(a.of, a.over) for a in read if a.others}
+    return _leaves_one_alone(concrete, read)
+
+
+def _leaves_one_alone(concrete: Concrete, read: Iterable[Expression]) -> bool:
+    compared = dict.fromkeys((a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others)
     return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
 
 
@@ -310,9 +314,12 @@ class _Search:
 
     @cached_property
     def patterns(self) -> list[dict[Attribute, Callable[[int], tuple[Fraction, ...]]]]:
-        """Choices of all attributes, as functions of the number of elements."""
-        chosen = ({a: functools.partial(_first_of, a, of) for a, of in p.items()} for p in self._patterns())
-        return [{a: functools.cache(values) for a, values in p.items()} for p in chosen]
+        """Choices of all attributes: from the number of elements, the values in the attribute's range nearest to it."""
+
+        def first(a: Attribute, pattern: Callable[[int], Fraction]) -> Callable[[int], tuple[Fraction, ...]]:
+            return functools.cache(lambda n: tuple(a.nearest(pattern(i)) for i in range(n)))
+
+        return [{a: first(a, pattern) for a, pattern in p.items()} for p in self._patterns()]
 
     def _patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
         """Choices of all attributes, as functions of the position of an element."""
@@ -332,7 +339,7 @@ class _Search:
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """A shape with several choices of attribute and parameter values, on which the assumptions hold."""
         plain = Concrete(self.shape, maps)
-        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):
+        if _leaves_one_alone(plain, self.used):
             return
         size = plain.size
         legal: dict[tuple[object, ...], bool] = {}  # by the values that the masses read, often not all
@@ -347,22 +354,11 @@ class _Search:
                     yield concrete
 
     @cached_property
-    def with_others(self) -> list[tuple[Stratum, Stratum]]:
-        """The strata `of` and `over` of statistics of others: an index refuses an element without others."""
-        read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
-        return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]
-
-    @cached_property
     def weighed(self) -> list[Expression]:
         """The attributes and parameters in the masses, if balance is assumed."""
         masses = (self.hierarchy.masses[leaf] for leaf in self.hierarchy.leaves) if self.balanced else ()
         read = (a.attribute if isinstance(a, Total) else a for m in masses for a in atoms(m))
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
-
-
-def _first_of(a: Attribute, pattern: Callable[[int], Fraction], n: int) -> tuple[Fraction, ...]:
-    """The first `n` values of a pattern, or the nearest ones in the range of an attribute."""
-    return tuple(a.nearest(pattern(i)) for i in range(n))
 
 
 def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:

@@ -20,9 +20,8 @@ from fibration.language.policies import CURRENT
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, policies_read, rows_of
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.values.numerals import in_brief, number, rounded
 
 ZERO, ONE, LOWER = Fraction(0), Fraction(1), Fraction(-2)  # a log-prob, where all others are -1
@@ -38,12 +37,7 @@ class Rise(NamedTuple):
     must_rise: bool = False
 
 
-class Varied(NamedTuple):
-    """A sample, how it differs from the first one of a list, in words, and whether its own row differs."""
-
-    how: str
-    sample: Sample
-    is_own: bool = False
+Varied = list[tuple[str, "Sample"]]  # samples, each with how it differs from the first, in words
 
 
 @dataclass(frozen=True)
@@ -78,10 +72,6 @@ class Sample:
         """Yields the sample with each token of the first row in turn, as far as they belong to the first leaf."""
         places = self.tokens.places
         yield from (replace(self, token=k) for k in self.own if places[k][0] == places[0][0])
-
-    def under(self, policy: str) -> Sample:
-        """The sample with a lower log-prob of the token under one policy."""
-        return replace(self, tokens=self.tokens.changed(policy, self.token, LOWER), policy=policy)
 
     def given(self, tokens: Sequence[int], value: Fraction) -> Sample:
         """The sample with another reward for some tokens."""
@@ -121,19 +111,19 @@ class Sample:
         return replace(self, tokens=replace(longer, rewards=(*given[:last], given[0], *given[last:])))
 
     @property
-    def grown(self) -> Iterator[Varied]:
+    def grown(self) -> Iterator[tuple[str, Sample]]:
         """Yields the sample with one more token in the first row, then with the token in a turn of its own.
 
         A turn is an element of any stratum between tokens and rows. Under assumptions there is no such turn, because
         one token alone may break them.
         """
-        yield Varied("its row has one token more", self.longer(), True)
+        yield "its row has one token more", self.longer()
         h, leaf = self.tokens.h, self.tokens.places[0][0]
         shape = whole_batch(h)
         inside = [s for s in shape.coarser(leaf) if h.rows in shape.coarser(s)]
         for stratum in inside if not h.assume else ():
             new_in = [s for s in inside if s == stratum or stratum in shape.coarser(s)]
-            yield Varied(f"its row has one token more, {an(stratum.name)} of its own", self.longer(new_in), True)
+            yield f"its row has one token more, {an(stratum.name)} of its own", self.longer(new_in)
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
@@ -179,23 +169,24 @@ def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
     return concrete.size[h.rows] > 1 and all(len(f) > 1 for f in fibres)
 
 
-def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
+def _samples(sample: Sample, policies: list[str]) -> Iterator[Varied]:
     """Yields lists of samples that differ in one thing other than the own reward; a list must have a single slope."""
     rewarded = sample.given(sample.others, ONE)
-    yield [Varied("", sample), Varied("the others have rewards of 1", rewarded), *sample.grown]
+    yield [("", sample), ("the others have rewards of 1", rewarded), *sample.grown]
     far = sample
     for n, k in enumerate(sample.others):
         far = far.given([k], Fraction(n + 1))
-    yield [Varied("", rewarded), Varied("the others have rewards 1, 2, ...", far), *rewarded.grown]
+    yield [("", rewarded), ("the others have rewards 1, 2, ...", far), *rewarded.grown]
     for p in policies:
         for s in (sample, rewarded):
-            yield [Varied("", s), Varied(f"its log_prob({p}) is {LOWER} instead of -1", s.under(p), True)]
+            under = replace(s, tokens=s.tokens.changed(p, s.token, LOWER), policy=p)
+            yield [("", s), (f"its log_prob({p}) is {LOWER} instead of -1", under)]
 
 
-def _uneven(varied: list[Varied], by_token: bool) -> Witness | None:
+def _uneven(varied: Varied, by_token: bool) -> Witness | None:
     """Unequal steps of an advantage with its own reward, one that is not above 0, or unequal effects of others."""
-    base = varied[0].sample
-    return _odd(base, _with_its_own(varied, by_token)) or _odd(base, _with_others(varied))
+    base = varied[0][1]
+    return _odd(base, _with_its_own(varied, by_token)) or _odd(base, _with_others(base, varied))
 
 
 def _odd(base: Sample, rises: Iterator[Rise]) -> Witness | None:
@@ -210,20 +201,20 @@ def _odd(base: Sample, rises: Iterator[Rise]) -> Witness | None:
     return None
 
 
-def _with_its_own(varied: list[Varied], by_token: bool) -> Iterator[Rise]:
+def _with_its_own(varied: Varied, by_token: bool) -> Iterator[Rise]:
     """The rises of an advantage with its own reward, or with those of its token and of later ones."""
-    for how, sample, _ in varied:
+    for how, sample in varied:
         for tokens in [[k] for k in sample.own if k >= sample.token] if by_token else [sample.own]:
             which = f"the reward of token {tokens[0] + 1} goes" if by_token else "its own reward goes"
             below, *above = sample.rises(tokens, (-1, 0, 1, 2), which, how)
             yield from (rise._replace(must_rise=True) for rise in (*above, below))
 
 
-def _with_others(varied: list[Varied]) -> Iterator[Rise]:
-    """The rises of an advantage with the rewards of all others, which its own sample may not change."""
-    for k, (how, sample, is_own) in enumerate(varied):
+def _with_others(base: Sample, varied: Varied) -> Iterator[Rise]:
+    """The rises of an advantage with the rewards of all others, in the samples whose own row differs, or none does."""
+    for how, sample in varied:
         rises = sample.rises(sample.others, (0, 1), "the rewards of all others go", how)
-        yield from rises if is_own or not k else ()
+        yield from rises if sample is base or sample.policy or len(sample.rows) > len(base.rows) else ()
 
 
 def _along(sample: Sample, by_token: bool) -> Iterator[Rise]:

@@ -24,9 +24,8 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import atoms_within
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, policies_read
-from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.values.duals import STRICT, TooClose, log_of, slopes_of
 from fibration.laws.values.numerals import in_brief, rounded, shown
 

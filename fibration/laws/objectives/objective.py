@@ -27,9 +27,8 @@ from fibration.language.traversal import atoms, rewrite, subexpressions
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import places_of
-from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives.token_search import without_its_sign
 from fibration.laws.remedies import Fix, Offers, Otherwise, bounded

@@ -61,7 +61,8 @@ def of_tokens(h: Hierarchy, formula: Expression) -> bool:
     sums = (
         a
         for a in atoms_within(formula)
-        if isinstance(a, Ordered) or (isinstance(a, Aggregate) and a.kind == "total" and _is_in_row(h, a.over))
+        if isinstance(a, Ordered)
+        or (isinstance(a, Aggregate) and a.kind == "total" and (a.over == h.rows or not Samples(h).is_coarse(a.over)))
     )
     return any(reward in atoms(a.formula) for a in sums if a.of is None)
 
@@ -109,10 +110,6 @@ def compared(h: Hierarchy) -> Assumptions:
     shape = whole_batch(h)
     several = {symbol(Count(h.rows, below)) - 1: POSITIVE for below in shape.coarser(h.rows)}
     return Assumptions(shape, h.assume, h.rows).with_signs(several)
-
-
-def _is_in_row(h: Hierarchy, over: object) -> bool:
-    return over == h.rows or not Samples(h).is_coarse(over)
 
 
 def _is_sampled(h: Hierarchy, share: Any) -> bool:

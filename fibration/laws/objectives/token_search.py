@@ -25,10 +25,9 @@ from fibration.language.statistics import atoms_within, within
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import ADVANTAGE, LOG_RATIO, Point, policies_read, rows_of
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE, STEPS, directions
 from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
-from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.numerals import in_brief, rounded
 from fibration.laws.values.probes import between, crossings, turning

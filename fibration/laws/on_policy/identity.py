@@ -43,10 +43,9 @@ from fibration.language.traversal import applications, atoms, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, differentiate, has_residual
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.remedies import Offers, bounded, gate_to_write
