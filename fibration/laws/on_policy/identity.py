@@ -55,10 +55,9 @@ from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
 from fibration.laws.values.duals import Dual, Real, slopes_of, value_of
-from fibration.laws.values.intervals import Unsure, branching
+from fibration.laws.values.intervals import Series, Unsure, branching, evaluate_series
 from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between
-from fibration.laws.values.series import Series, evaluate_series
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 GIVE_UP = "gives_up={'first_order': 'why'}, which covers 'identity', if the loss means it"
