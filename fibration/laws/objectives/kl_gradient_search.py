@@ -37,17 +37,14 @@ SMALL, TINY = Fraction(1, 1000), Fraction(1, 10**30)
 log = transcendental("log")
 
 
-def _rising(step: int, tokens: int = 3) -> Probabilities:
-    """Probabilities, each `2**step` times the one before."""
-    total = sum(2 ** (step * k) for k in range(tokens))
-    return tuple(Fraction(2 ** (step * k), total) for k in range(tokens))
+HALVES, THIRDS = (Fraction(1, 2),) * 2, (Fraction(1, 3),) * 3
+SIDES = (Fraction(1, 4), Fraction(3, 4))
 
 
-def _even(tokens: int) -> Probabilities:
-    return (Fraction(1, tokens),) * tokens
-
-
-SIDES: Probabilities = (Fraction(1, 4), Fraction(3, 4))
+def _rising(step: int) -> Probabilities:
+    """Probabilities of three tokens, each `2**step` times the one before."""
+    total = sum(2 ** (step * k) for k in range(3))
+    return tuple(Fraction(2 ** (step * k), total) for k in range(3))
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class State:
 
     def away_from(self, q: str) -> list[Fraction]:
         """`log π - log q` of every token; `log π` if `q` is empty."""
-        other = self.of(q) if q else _even(1) * len(self.current)
+        other = self.of(q) if q else (Fraction(1),) * len(self.current)
         return [log(p / o) for p, o in zip(self.current, other, strict=True)]
 
 
@@ -137,22 +134,22 @@ def _ruled_out(h: Hierarchy, formula: Expression, q: str, passed: Sequence[str],
             yield from _near_old(h, concrete, formula, may_be_0)
             continue
         for other in () if q else passed:  # where all tokens have one probability, the entropy has no gradient
-            state = State.facing(h, concrete, formula, other, _rising(1), _even(3))
+            state = State.facing(h, concrete, formula, other, _rising(1), THIRDS)
             if (c := state.derivatives) and any(map(_above, _steps(c))):
                 yield _bent(state, q)
-        two = State.facing(h, concrete, formula, q, SIDES, _even(2))
+        two = State.facing(h, concrete, formula, q, SIDES, HALVES)
         if not may_be_0 and two.derivatives and two.lacks_update:
             yield _nothing_left(two, q)
         for step in STEPS:
             up = _rising(step)
-            for powers, own in ((up, _even(3)), (up[::-1], _even(3)), (up, up[::-1])):
+            for powers, own in ((up, THIRDS), (up[::-1], THIRDS), (up, up[::-1])):
                 state = State.facing(h, concrete, formula, q, powers, own)
                 if (c := state.derivatives) is None:
                     continue
                 first, last = _steps(c)
                 if _above(first - last):
                     yield _bent(state, q)
-                elif q and own == _even(3) and _above(first) and (first > 0) is (powers[0] < powers[1]):
+                elif q and own == THIRDS and _above(first) and (first > 0) is (powers[0] < powers[1]):
                     yield _away(state, q)
 
 
@@ -182,7 +179,7 @@ def leads_nowhere(
         if q == OLD:
             return next(_near_old(h, concrete, formula, not is_flat, turned=True), None)
         for near in (SIDES, SIDES[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
-            state = State.facing(h, concrete, formula, q, near, _even(2))
+            state = State.facing(h, concrete, formula, q, near, HALVES)
             if (c := state.derivatives) is None:
                 continue
             if q and (c[1] - c[0]) * (near[1] - near[0]) > TINY:
@@ -216,7 +213,7 @@ def _near_old(
             said = f": the expected update is not 0, as that of {_name(OLD)} is"
             yield _witness(state, OLD, said, on_policy=True)
     none = TINY if turned else SMALL  # the update of a cube is 0 to first order, and leads the right way
-    beside = [State(h, concrete, formula, _even(2), {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
+    beside = [State(h, concrete, formula, HALVES, {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
     for who in (CURRENT, OLD):
         rates = []
         for state in beside:
