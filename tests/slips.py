@@ -49,7 +49,7 @@ SLIPS = (
     ),
     _slip(
         "a mask that may hold is open", "laws/test_agreement",
-        "if all(here.outcomes(keep.condition) == {True}", "if all(True in (here.outcomes(keep.condition) or ())",
+        "all(vanishes(e - 1) for e in ends) for ends in found)", "any(vanishes(e - 1) for e in ends) for ends in found)",
     ),
     _slip(
         "the sign of a denominator is forgotten", "laws*markov laws*reflecting laws*identity corpus/test_judges",

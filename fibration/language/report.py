@@ -27,7 +27,7 @@ class Named(Protocol):
 
 
 class Evidence(Protocol):
-    """A counterexample: one sentence, and its numbers for JSON (see `fibration.laws.batches.words.Witness`)."""
+    """A counterexample: one sentence, and its numbers for JSON (see `fibration.laws.batches.concrete.Witness`)."""
 
     def __str__(self) -> str: ...
 

@@ -7,16 +7,16 @@ from fibration.laws import locality, structure
 from fibration.laws.gates import recovery
 from fibration.laws.kernels import coherent, markov, orthogonality, reflecting
 from fibration.laws.law import Law
-from fibration.laws.objectives import agreement, baseline, causal, kl_gradient, mask_open, objective
+from fibration.laws.objectives import agreement, baseline, causal, kl_gradient, objective
 from fibration.laws.off_policy import inward, positivity
 from fibration.laws.on_policy import first_order, gradient, identity
 
-_FOUNDATIONS = (structure, locality, markov, reflecting, coherent, objective)
-_CONSEQUENCES = (
-    recovery, identity, first_order, gradient, agreement, mask_open, causal, baseline, kl_gradient, orthogonality,
-    positivity, inward,
+_ORDER = (
+    structure.LAW, locality.LAW, markov.LAW, reflecting.LAW, coherent.LAW, objective.LAW,
+    recovery.LAW, identity.LAW, first_order.LAW, gradient.LAW, agreement.LAW, agreement.LAW_OF_MASKS, causal.LAW,
+    baseline.LAW, kl_gradient.LAW, orthogonality.LAW, positivity.LAW, inward.LAW,
 )  # fmt: skip
-LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
+LAWS: dict[str, Law] = {law.name: law for law in _ORDER}
 OURS = tuple(LAWS.items())  # results of a replaced or wrapped law are not cached
 
 if {n: law.may_be_given_up for n, law in LAWS.items()} != {

@@ -34,9 +34,8 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, substitute
 from fibration.laws import topic
-from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.batches.shapes import regular_maps
-from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.remedies import Fix, gate_to_write
 from fibration.laws.signs.assumptions import Assumptions

@@ -20,7 +20,7 @@ from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
 from fibration.language.traversal import atoms
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.concrete import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.subject import Subject
@@ -34,7 +34,8 @@ STATEMENT = (
 
 def decide_structure(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    fault = _graph_fault(h) or _uncovered(h) or _beside_the_rows(h) or _uncrossed(h) or _flat(h) or _unweighed(h)
+    crossing = filter(None, (_not_crossing(h, a) for a in h.assume if isinstance(a, Balanced)))
+    fault = _graph_fault(h) or _uncovered(h) or _beside_the_rows(h) or next(crossing, None) or _flat(h) or _unweighed(h)
     yield refuted("hierarchy", *fault[:2], Witness(fault[2])) if fault else proved("hierarchy", shown(h))
 
 
@@ -122,12 +123,8 @@ def _beside_the_rows(h: Hierarchy) -> Fault | None:
     )
 
 
-def _uncrossed(h: Hierarchy) -> Fault | None:
-    """An assumption of balance about strata that do not cross."""
-    return next(filter(None, (_not_crossing(h, a) for a in h.assume if isinstance(a, Balanced))), None)
-
-
 def _not_crossing(h: Hierarchy, assumed: Balanced) -> Fault | None:
+    """An assumption of balance about strata that do not cross."""
     a, b = assumed.first, assumed.second
     without = (Fix(f"remove {assumed!r}", lambda: h.replace(assume=[a for a in h.assume if a != assumed])),)
     for fine, coarse in ((a, b), (b, a)):

@@ -41,9 +41,8 @@ from fibration.laws.objectives import objective
 from fibration.laws.off_policy import positivity, positivity_search
 from fibration.laws.on_policy import identity
 from fibration.laws.subject import Subject
-from fibration.laws.values.intervals import Interval, Unsure, enclose
+from fibration.laws.values.intervals import Interval, Series, Unsure, enclose, evaluate_series
 from fibration.laws.values.probes import between, crossings, simplest, turning, whole_crossings
-from fibration.laws.values.series import Series, evaluate_series
 
 F = Fraction
 a = Reading("a")

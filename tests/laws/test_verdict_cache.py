@@ -33,7 +33,7 @@ from fibration.language.registry import CONSTRUCTORS, constructor
 from fibration.language.report import Report
 from fibration.laws import LAWS, catalogue, kept
 from fibration.laws import verify as module
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.concrete import Witness
 from fibration.laws.facts import certified
 from fibration.laws.law import Law
 

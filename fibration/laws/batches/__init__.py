@@ -1,6 +1,6 @@
 """Small concrete batches, evaluated in exact rationals. Searches for counterexamples use them; nothing here uses sympy.
 
 `shapes.py` lists shapes, `concrete.py` puts values on them, `search.py` lists candidates, smallest first.
-`exact.py` evaluates the IR in exact numbers, `coefficients.py` the formulas and coefficients of a loss on a batch, and
-`first_update.py` those at ratio 1. `caps.py` says how far each search goes, `words.py` describes what was found.
+`coefficients.py` evaluates the IR in exact numbers: formulas and coefficients of a loss on a batch; `first_update.py`
+tells wrong ones at ratio 1. `caps.py` says how far each search goes.
 """

@@ -1,4 +1,4 @@
-"""Small concrete hierarchies in exact rationals, on which a law is shown to fail.
+"""Small concrete hierarchies in exact rationals, on which a law is shown to fail, and the words for that.
 
 Nothing here uses sympy. A law is refuted only by a `Witness` found on a `Concrete`, so a refutation never rests on the
 symbolic engine, and a reader can check it by hand.
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from fibration.errors import an
-from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total, read_at
+from fibration.language.atoms import BATCH, Attribute, Count, Stratum, Summary, Total, read_at
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -25,7 +25,6 @@ from fibration.language.traversal import applications, atoms, evaluate
 from fibration.laws.batches.shapes import Maps
 from fibration.laws.values.numerals import number, plural, written
 
-Exact = TypeVar("Exact", int, Fraction)
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded)
 
 
@@ -67,11 +66,6 @@ class Concrete:
     def tokens(self) -> int:
         """How many tokens the batch has."""
         return sum(self.size[leaf] for leaf in self.shape.leaves)
-
-    @cached_property
-    def parents(self) -> dict[Stratum, tuple[int, ...]]:
-        """For every stratum with one coarser neighbour, the element below each of its elements."""
-        return {s: self.maps[s, t] for s, t in self.maps if len(self.shape.below(s)) == 1}
 
     def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
         """The `target` element that an element lies over."""
@@ -209,45 +203,32 @@ def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fractio
 
     Raises `NoValue` where the kernels have no value.
     """
-    return _summed(concrete, _leaf_masses(h, concrete), Fraction(0))
-
-
-def _leaf_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
-    found: dict[Stratum, list[Fraction]] = {}
+    found = {s: [Fraction(0)] * concrete.size[s] for s in concrete.shape.order}
     for leaf in concrete.shape.leaves:
         known: dict[tuple[Fraction, ...], Fraction] = {}
         read = list(atoms(h.masses[leaf]))
-        found[leaf] = []
         for i in range(concrete.size[leaf]):
             key = tuple(concrete.atom(a, leaf, i) for a in read)
             if key not in known:
                 known[key] = concrete.value(h.masses[leaf], leaf, i)
-            found[leaf].append(known[key])
-    return found
-
-
-def _summed(concrete: Concrete, values: Mapping[Stratum, Sequence[Exact]], zero: Exact) -> dict[Stratum, list[Exact]]:
-    """For every element, the sum of the values of the leaf elements over it."""
-    found = {s: [zero] * concrete.size[s] for s in concrete.shape.order}
-    for s, sums in found.items():
-        for leaf in concrete.shape.leaves_over(s):
-            for element, value in zip(concrete.all_below(leaf, s), values[leaf], strict=True):
-                sums[element] += value
+            found[leaf][i] = known[key]
+        for s in concrete.shape.coarser(leaf):
+            for element, value in zip(concrete.all_below(leaf, s), found[leaf], strict=True):
+                found[s][element] += value
     return found
 
 
 def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratum) -> bool:
     """Whether `m(a∩b)·m(c) = m(a)·m(b)` for all cells over each `c` of the strata that both lie over."""
-    shape = concrete.shape
+    shape, cells = concrete.shape, Counter[tuple[int, int]]()
     try:
-        masses = _leaf_masses(h, concrete)
+        masses = token_masses(h, concrete)
     except NoValue:
         return True  # without masses there is no balance to check; another law refuses the kernel
     one = math.lcm(*(value.denominator for values in masses.values() for value in values))  # whole numbers are quicker
-    whole = {s: [int(value * one) for value in values] for s, values in masses.items()}
-    m, cells = _summed(concrete, whole, 0), Counter[tuple[int, int]]()
+    m = {s: [int(value * one) for value in values] for s, values in masses.items()}
     for s in shape.leaves_over(first) & shape.leaves_over(second):
-        for a, b, value in zip(concrete.all_below(s, first), concrete.all_below(s, second), whole[s], strict=True):
+        for a, b, value in zip(concrete.all_below(s, first), concrete.all_below(s, second), m[s], strict=True):
             cells[a, b] += value
     tolerance = rounding(*(h.masses[leaf] for leaf in shape.leaves)) * one**2
     return all(
@@ -257,3 +238,50 @@ def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratu
         for a in concrete.over(first, meet, c)
         for b in concrete.over(second, meet, c)
     )
+
+
+# ---------------------------------------------------------------- words
+
+
+def lies(concrete: Concrete, stratum: Stratum) -> str:
+    """`trajectories 1 to 3 lie over domains 1, 1, 2 and modalities 1, 2, 1`; '' for one, or for many."""
+    n = concrete.size[stratum]
+    if not 1 < n <= 8:
+        return ""
+    over = [
+        f"{plural(f.target.name)} {', '.join(str(b + 1) for b in concrete.maps[stratum, f.target])}"
+        for f in concrete.shape.below(stratum)
+    ]
+    return f"{plural(stratum.name)} 1 to {n} lie over {' and '.join(over)}"
+
+
+def in_batch(h: Hierarchy, concrete: Concrete) -> str:
+    """`in a trajectory of 3 tokens`; of several rows, `in a batch of 2 trajectories with 1 and 2 tokens`."""
+    return f"in {concrete.describe(h.rows if concrete.size[h.rows] == 1 else Stratum(BATCH))}"
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A counterexample: a sentence, and everything needed to check it without this library.
+
+    `has_no_value`: a formula has no value there, where others have a wrong one.
+    """
+
+    text: str
+    concrete: Concrete | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    has_no_value: bool = False
+
+    @classmethod
+    def on(cls, concrete: Concrete, text: str, values: Mapping[str, Any]) -> Witness:
+        """A witness whose sentence ends with the values of parameters and attributes, in parentheses."""
+        parts = [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
+        settings = "; ".join((*concrete.settings, *parts))
+        return cls(f"{text} ({settings})" if settings else text, concrete, values)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        hierarchy = {} if self.concrete is None else {"hierarchy": self.concrete.to_dict()}
+        return {"text": self.text, **hierarchy, "values": {k: written(v) for k, v in self.values.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,11 +18,10 @@ from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import slopes_of, value_of
-from fibration.laws.values.numerals import in_brief, plural, rounded, shown
+from fibration.laws.values.numerals import in_brief, rounded, shown
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))  # of log ratios near 0
 MOST_TOKENS = 16  # a larger batch ends the search
@@ -31,33 +30,17 @@ CLOSE = Fraction(1, 10**6)  # tolerance beside r = 1, where a smooth operator di
 NO_VALUE = "no value"
 
 
-# ---------------------------------------------------------------- one token
-
-
-def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
-    """A token whose ratio near 1 is not recovered to first order. `whole` is `R∘F` on its leaf."""
-    if atoms(whole, Ordered):
-        return None  # the coefficients of a batch say more than its own slope
-    batches = (c for c in concretes(h, [whole], caps.FIRST_UPDATE) if c.size[leaf])
-    return find(batches, lambda concrete: _wrong_start(h, concrete, leaf, whole))
-
-
-def _wrong_start(h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Expression) -> Witness | None:
-    exact, signs = rounding(whole), _signs([whole])
-    for side, a in itertools.product((0, 1, -1), signs):
-        close = exact if side == 0 else CLOSE
-        found = [_start(h, concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
-        if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
-            value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
-            got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
-            place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
-            given = f"log ratio {in_brief(side * STEPS[0])}" + (f" and advantage {a}" if len(signs) > 1 else "")
-            text = f"{place}{an(leaf)} with {given} comes back as {got[0]} with the slope {got[1]}"
-            values: dict[str, Any] = {"leaf": leaf.name, "log_ratio": side * STEPS[0]}
-            values |= {"recovered": value, "slope": slope}
-            values |= {"advantage": a} if len(signs) > 1 else {}
-            return Witness.on(concrete, text, values)
-    return None
+def _along(
+    h: Hierarchy,
+    concrete: Concrete,
+    way: Sequence[int],
+    advantages: Sequence[Fraction],
+    is_off: Callable[[Point], bool],
+) -> Point | None:
+    """The batch at the first of a few log ratios in a direction from 0, if it is off at each of them, however small."""
+    steps = STEPS if any(way) else STEPS[:1]
+    points = [Point(h, concrete, tuple(step * d for d in way), advantages) for step in steps]
+    return points[0] if all(map(is_off, points)) else None
 
 
 def _signs(formulas: Sequence[Expression]) -> tuple[Fraction, ...]:
@@ -65,15 +48,79 @@ def _signs(formulas: Sequence[Expression]) -> tuple[Fraction, ...]:
     return (Fraction(1), Fraction(-1)) if any(advantage in atoms(e) for e in formulas) else (Fraction(1),)
 
 
-def _start(
-    h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction, own: Fraction
-) -> tuple[Fraction, Fraction] | None:
-    here = Point(h, concrete, (x,) * concrete.tokens, (own,) * concrete.tokens)
-    back = attempt(lambda: here.value_at(whole, leaf, 0, moves=True))
-    return None if back is None else (value_of(back), sum(slopes_of(back).values(), Fraction(0)))
+def directions(n: int) -> Iterator[tuple[int, ...]]:
+    """One token alone, all of them, one against the others."""
+    for sign in (1, -1):
+        yield (sign,) * n
+        for k in range(n if n > 1 else 0):
+            yield tuple(sign * (i == k) for i in range(n))
+            yield tuple(sign if i == k else -sign for i in range(n))
 
 
-# ---------------------------------------------------------------- a batch
+# ---------------------------------------------------------------- ratios
+
+
+def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
+    """A token whose ratio near 1 is not recovered to first order. `whole` is `R∘F` on its leaf."""
+    if atoms(whole, Ordered):
+        return None  # the coefficients of a batch say more than its own slope
+    exact, signs = rounding(whole), _signs([whole])
+
+    def start(point: Point) -> tuple[Fraction, Fraction] | None:
+        back = attempt(lambda: point.value_at(whole, leaf, 0, moves=True))
+        return None if back is None else (value_of(back), sum(slopes_of(back).values(), Fraction(0)))
+
+    def is_off(point: Point) -> bool:
+        close, found = CLOSE if any(point.log_ratios) else exact, start(point)
+        return found is None or any(abs(v - 1) > close for v in found)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        n = concrete.tokens
+        for side, a in itertools.product((0, 1, -1), signs):
+            if (point := _along(h, concrete, (side,) * n, (a,) * n, is_off)) is None:
+                continue
+            found, x = start(point), side * STEPS[0]
+            value, slope = (None, None) if found is None else (rounded(v, exact) for v in found)
+            got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
+            place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
+            given = f"log ratio {in_brief(x)}" + (f" and advantage {a}" if len(signs) > 1 else "")
+            text = f"{place}{an(leaf)} with {given} comes back as {got[0]} with the slope {got[1]}"
+            values: dict[str, Any] = {"leaf": leaf.name, "log_ratio": x, "recovered": value, "slope": slope}
+            return Witness.on(concrete, text, values | ({"advantage": a} if len(signs) > 1 else {}))
+        return None
+
+    return find((c for c in concretes(h, [whole], caps.FIRST_UPDATE) if c.size[leaf]), fails)
+
+
+def off_policy(h: Hierarchy) -> Witness | None:
+    """Log ratios near 0 whose gated and true ratios differ in proportion to them, however small the log ratios are."""
+    read = formulas(h)
+
+    def is_off(point: Point) -> bool:
+        found = attempt(lambda: point.gated)
+        truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in point.log_ratios)
+        close = max(map(abs, point.log_ratios)) / 10**6
+        return found is None or any(abs(g - r) > close for g, r in zip(found, truth, strict=True))
+
+    def fails(concrete: Concrete) -> Witness | None:
+        n = concrete.tokens
+        for a, way in itertools.product(_signs(read), directions(n)):
+            if (point := _along(h, concrete, way, (a,) * n, is_off)) is None:
+                continue
+            found = attempt(lambda point=point: point.gated)  # type: ignore[misc]
+            given = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
+            got = NO_VALUE if found is None else ", ".join(shown(g - 1) for g in found)
+            xs = ", ".join(map(shown, point.log_ratios))
+            text = f"on {concrete.describe(h.roots[0])}{given}{concrete.chosen}: log ratios {xs} have 𝒢(r) - 1 = {got}"
+            gated = None if found is None else tuple(rounded(g, rounding(*read)) for g in found)
+            return Witness(text, concrete, {"advantage": a, "log_ratios": tuple(point.log_ratios), "gated": gated})
+        return None
+
+    # residuals of a projection are not evaluated exactly
+    return find(concretes(h, read, caps.FIRST_ORDER) if h.orthogonalise is None else (), fails)
+
+
+# ---------------------------------------------------------------- coefficients
 
 
 def wrong_coefficients(h: Hierarchy) -> Witness | None:
@@ -82,49 +129,43 @@ def wrong_coefficients(h: Hierarchy) -> Witness | None:
     The coefficients are taken at `r = 1`; on a few batches of few tokens also beside it, however close. Weights and
     conditions of tokens are left out: other laws cover them. None if residuals are those of a projection.
     """
-    if h.orthogonalise is not None:
-        return None
     h = gates_alone(h)
-    read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
-    is_signed = len(_signs(read)) > 1
-    return find(_tried(h, read), lambda tried: _wrong_coefficients(h, *tried, is_signed))
+    is_signed = len(_signs(_read(h))) > 1
 
+    def fails(tried: Tried) -> Witness | None:
+        concrete, way, close = tried
 
-def _wrong_coefficients(
-    h: Hierarchy, concrete: Concrete, way: Sequence[int], close: Fraction, is_signed: bool
-) -> Witness | None:
-    ends = [tuple(step * d for d in way) for step in (STEPS if any(way) else STEPS[:1])]
-    for advantages in _advantages(h, concrete, is_signed):
-        if _are_off(h, concrete, ends, advantages, close):
-            alone = (a for a in _alone(h, concrete) if _are_off(h, concrete, ends, a, close))
-            return _witness(Point(h, concrete, ends[0], next(alone, advantages)))
-    return None
+        def is_off(point: Point) -> bool:
+            found = attempt(lambda: point.coefficients)
+            return not found or any(abs(c - t) > close for c, t in zip(found, _true(point), strict=True))
+
+        points = (_along(h, concrete, way, a, is_off) for a in _advantages(h, concrete, is_signed))
+        if (point := next(filter(None, points), None)) is None:
+            return None
+        alone = (_along(h, concrete, way, a, is_off) for a in _alone(h, concrete))
+        return _witness(next(filter(None, alone), point))
+
+    return find(_tried(h), fails)
 
 
 def opposed_advantage(h: Hierarchy) -> Witness | None:
     """An advantage of one row alone whose coefficients there add up to the other sign, as `wrong_coefficients`."""
-    if h.orthogonalise is not None:
-        return None
     h = gates_alone(h)
-    read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
-    signs = _signs(read)
+    signs = _signs(_read(h))
 
-    def fails(tried: tuple[Concrete, tuple[int, ...], Fraction]) -> Witness | None:
+    def fails(tried: Tried) -> Witness | None:
         concrete, way, close = tried
-        for advantages in _alone(h, concrete):
-            own = [k for k, a in enumerate(advantages) if a]
-            if advantages[own[0]] in signs:
-                points = [Point(h, concrete, tuple(step * d for d in way), advantages) for step in STEPS]
-                if all(_is_opposed(point, own, close) for point in (points if any(way) else points[:1])):
-                    return _witness(points[0])
-        return None
 
-    return find(_tried(h, read), fails)
+        def is_opposed(point: Point) -> bool:
+            found = attempt(lambda: point.coefficients)
+            own = (k for k, a in enumerate(point.advantages) if a)
+            return found is not None and sum(found[k] * point.advantages[k] for k in own) < -close
 
+        given = (a for a in _alone(h, concrete) if next(filter(None, a)) in signs)
+        points = (_along(h, concrete, way, a, is_opposed) for a in given)
+        return next((_witness(point) for point in points if point), None)
 
-def _is_opposed(point: Point, own: Sequence[int], close: Fraction) -> bool:
-    found = attempt(lambda: point.coefficients)
-    return found is not None and sum(found[k] * point.advantages[k] for k in own) < -close
+    return find(_tried(h), fails)
 
 
 def gates_alone(h: Hierarchy) -> Hierarchy:
@@ -133,11 +174,20 @@ def gates_alone(h: Hierarchy) -> Hierarchy:
     return h.replace(objective=plain) if h.objective.formulas else h
 
 
-def _tried(h: Hierarchy, read: list[Expression]) -> Iterator[tuple[Concrete, tuple[int, ...], Fraction]]:
-    """Batches, directions from `r = 1`, and the tolerance of a coefficient."""
+Tried = tuple[Concrete, tuple[int, ...], Fraction]  # a batch, a direction from `r = 1`, the tolerance of a coefficient
+
+
+def _read(h: Hierarchy) -> list[Expression]:
+    return [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
+
+
+def _tried(h: Hierarchy) -> Iterator[Tried]:
+    """What is tried; nothing if residuals are those of a projection."""
+    if h.orthogonalise is not None:
+        return
     few: list[Concrete] = []
-    exact = rounding(*read)
-    found = concretes(h, read, caps.FIRST_UPDATE, whole_batch(h))
+    exact = rounding(*_read(h))
+    found = concretes(h, _read(h), caps.FIRST_UPDATE, whole_batch(h))
     for concrete in itertools.takewhile(lambda c: c.tokens <= MOST_TOKENS, found):
         if _has_weights(h, concrete):
             yield concrete, (0,) * concrete.tokens, exact
@@ -169,22 +219,6 @@ def _alone(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ...]]:
         yield tuple(Fraction(a * (r == row)) for r in rows)
 
 
-def _are_off(
-    h: Hierarchy,
-    concrete: Concrete,
-    ends: Sequence[tuple[Fraction, ...]],
-    advantages: tuple[Fraction, ...],
-    close: Fraction,
-) -> bool:
-    """Whether some coefficient is not `μ·A`, or has no value, at each of these log ratios."""
-    for log_ratios in ends:
-        point = Point(h, concrete, log_ratios, advantages)
-        found = attempt(lambda point=point: point.coefficients)  # type: ignore[misc]
-        if found and all(abs(c - t) <= close for c, t in zip(found, _true(point), strict=True)):
-            return False
-    return True
-
-
 def _true(point: Point) -> list[Fraction]:
     """`μ·A`."""
     return [m * a for m, a in zip(point.weights, point.advantages, strict=True)]
@@ -192,74 +226,18 @@ def _true(point: Point) -> list[Fraction]:
 
 def _witness(point: Point) -> Witness:
     h, concrete = point.h, point.concrete
-    rows = concrete.size[h.rows]
-    of_row = sorted(dict(zip(rows_of(h, concrete), point.advantages, strict=True)).items())
-    given = ", ".join(in_brief(a) for _, a in of_row)
-    given = f"advantage {given}" if rows == 1 else f"{plural(h.rows.name)} of advantages {given}"
     where = f"at log ratios {in_brief(*point.log_ratios)}" if any(point.log_ratios) else "on policy"
     found = attempt(lambda: point.coefficients)
     got = NO_VALUE if found is None else in_brief(*found)
     what = "coefficient ∂J/∂log π is" if len(point.advantages) == 1 else "coefficients ∂J/∂log π are"
-    text = f"{in_batch(h, concrete)} with {given}, {where}, the {what} {got} instead of μ·A = {in_brief(*_true(point))}"
-    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
+    text = (
+        f"{in_batch(h, concrete)} with {point.advantages_of_rows}, {where}, the {what} {got} instead of μ·A = "
+        f"{in_brief(*_true(point))}"
+    )
+    exact = rounding(*_read(h))
     values = {
         "advantages": point.advantages, "log_ratios": point.log_ratios,
         "coefficients": None if found is None else tuple(rounded(c, exact) for c in found),
         "true": tuple(rounded(c, exact) for c in _true(point)),
     }  # fmt: skip
     return Witness.on(concrete, text, values)
-
-
-# ---------------------------------------------------------------- beside ratio 1
-
-
-def candidates(h: Hierarchy) -> Iterator[tuple[Concrete, Fraction]]:
-    """Small concrete hierarchies with an advantage, smallest first; none if residuals are those of a projection."""
-    if h.orthogonalise is not None:
-        return
-    read = formulas(h)
-    for concrete in concretes(h, read, caps.FIRST_ORDER):
-        yield from ((concrete, a) for a in _signs(read))
-
-
-def off_policy(h: Hierarchy) -> Witness | None:
-    """Log ratios near 0 whose gated and true ratios differ in proportion to them, however small the log ratios are."""
-
-    def fails(tried: tuple[Concrete, Fraction]) -> Witness | None:
-        concrete, a = tried
-        for direction in directions(n := concrete.tokens):
-            points = (Point(h, concrete, tuple(step * d for d in direction), (a,) * n) for step in STEPS)
-            if all(_differs(point, step) for point, step in zip(points, STEPS, strict=True)):
-                return _of_ratios(Point(h, concrete, tuple(STEPS[0] * d for d in direction), (a,) * n))
-        return None
-
-    return find(candidates(h), fails)
-
-
-def directions(n: int) -> Iterator[tuple[int, ...]]:
-    """One token alone, all of them, one against the others."""
-    for sign in (1, -1):
-        yield (sign,) * n
-        for k in range(n if n > 1 else 0):
-            yield tuple(sign * (i == k) for i in range(n))
-            yield tuple(sign if i == k else -sign for i in range(n))
-
-
-def _differs(point: Point, step: Fraction) -> bool:
-    found = attempt(lambda: point.gated)
-    truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in point.log_ratios)
-    return found is None or any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
-
-
-def _of_ratios(point: Point) -> Witness:
-    h, concrete, xs, a = point.h, point.concrete, point.log_ratios, point.advantages[0]
-    found = attempt(lambda: point.gated)
-    given = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
-    got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
-    text = (
-        f"on {concrete.describe(h.roots[0])}{given}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have "
-        f"𝒢(r) - 1 = {got}"
-    )
-    exact = None if found is None else tuple(rounded(g, rounding(*formulas(h))) for g in found)
-    values = {"advantage": a, "log_ratios": tuple(xs), "gated": exact}
-    return Witness(text, concrete, values)

@@ -42,15 +42,6 @@ from fibration.language.traversal import atoms, subexpressions
 from fibration.laws.batches.caps import ALL, Caps
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.shapes import Candidate, Maps, regular, regular_one, small, uneven
-from fibration.laws.batches.values_tried import (
-    OTHER_PATTERNS,
-    POSITIVE_PATTERNS,
-    SHARES,
-    ends,
-    first_alone,
-    parameter_values,
-    same,
-)
 from fibration.laws.values.intervals import enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
@@ -63,6 +54,21 @@ MAX_ELEMENTS, MAX_UNEVEN = 100_000, 1_000
 BUDGETS = (400_000, 400_000, 40_000)  # leaf elements of all candidates of one kind together
 FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are searched; the second with exponentials
 MOST_VALUES = 8  # of one parameter or attribute, around the places where conditions change
+
+# Values of an attribute by the position of the element; in a range, the nearest allowed value.
+POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(1),
+    lambda i: Fraction(i + 1),
+    lambda i: Fraction(2),
+    lambda i: Fraction(1, i + 2),
+    lambda i: Fraction(1 if i else 1000),
+)
+OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
+    lambda i: Fraction(-1),
+    lambda i: Fraction(0),
+    lambda i: Fraction(i) * (-1) ** i,
+)
+SHARES = (Fraction(1, 2), Fraction(1, 100))  # of a range that has two ends
 
 
 def find(batches: Iterable[Batch], fails: Callable[[Batch], Found | None]) -> Found | None:
@@ -130,7 +136,11 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
 def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
     """Whether a formula of tokens compares an element with others, and it has none: an index refuses that batch."""
     read = (a for e in hierarchy.objective.formulas for a in atoms_within(e, Aggregate))
-    compared = {(a.of, a.over) for a in read if a.others}
+    return _leaves_one_alone(concrete, read)
+
+
+def _leaves_one_alone(concrete: Concrete, read: Iterable[Expression]) -> bool:
+    compared = dict.fromkeys((a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others)
     return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
 
 
@@ -143,6 +153,30 @@ def usual(hierarchy: Hierarchy) -> dict[Expression, Fraction]:
             value = defaults.get(c, defaults.get(""))
             found[Component(p, c) if c else p] = parameter_values(p)[0] if value is None else Fraction(str(value))
     return found
+
+
+def ends(parameter: Parameter) -> tuple[Fraction | None, Fraction | None]:
+    """The ends of a parameter's range; None for an infinite one."""
+    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
+    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
+    return low, high
+
+
+def parameter_values(parameter: Parameter) -> list[Fraction]:
+    """Values to try: the defaults, then some spread over the allowed interval."""
+    low, high = ends(parameter)
+    defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
+    if low is not None and high is not None:
+        spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
+    elif low is not None:
+        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
+    elif high is not None:
+        spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
+    else:
+        spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
+    if (low is None or low < 0) and (high is None or high > 0):
+        spread.append(Fraction(0))
+    return list(dict.fromkeys([*defaults, *spread]))
 
 
 @dataclass(frozen=True)
@@ -280,9 +314,12 @@ class _Search:
 
     @cached_property
     def patterns(self) -> list[dict[Attribute, Callable[[int], tuple[Fraction, ...]]]]:
-        """Choices of all attributes, as functions of the number of elements."""
-        chosen = ({a: functools.partial(_first_of, a, of) for a, of in p.items()} for p in self._patterns())
-        return [{a: functools.cache(values) for a, values in p.items()} for p in chosen]
+        """Choices of all attributes: from the number of elements, the values in the attribute's range nearest to it."""
+
+        def first(a: Attribute, pattern: Callable[[int], Fraction]) -> Callable[[int], tuple[Fraction, ...]]:
+            return functools.cache(lambda n: tuple(a.nearest(pattern(i)) for i in range(n)))
+
+        return [{a: first(a, pattern) for a, pattern in p.items()} for p in self._patterns()]
 
     def _patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
         """Choices of all attributes, as functions of the position of an element."""
@@ -295,13 +332,14 @@ class _Search:
             within = [] if low is None or high is None else [low + (high - low) * t for t in SHARES]
             bounds = [Fraction(str(b)) for b in (a.lower, a.upper) if b is not None]
             for value in dict.fromkeys([*bounds, *within, *self.changes(a, self.settings[0], low, high)]):
-                found += [{**found[0], a: pattern} for pattern in (same(value), first_alone(value))]
+                same, first_alone = (lambda i, v=value: v), (lambda i, v=value: Fraction(1) if i else v)
+                found += [{**found[0], a: pattern} for pattern in (same, first_alone)]
         return found if self.attributes else [{}]
 
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """A shape with several choices of attribute and parameter values, on which the assumptions hold."""
         plain = Concrete(self.shape, maps)
-        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):
+        if _leaves_one_alone(plain, self.used):
             return
         size = plain.size
         legal: dict[tuple[object, ...], bool] = {}  # by the values that the masses read, often not all
@@ -316,22 +354,11 @@ class _Search:
                     yield concrete
 
     @cached_property
-    def with_others(self) -> list[tuple[Stratum, Stratum]]:
-        """The strata `of` and `over` of statistics of others: an index refuses an element without others."""
-        read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
-        return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]
-
-    @cached_property
     def weighed(self) -> list[Expression]:
         """The attributes and parameters in the masses, if balance is assumed."""
         masses = (self.hierarchy.masses[leaf] for leaf in self.hierarchy.leaves) if self.balanced else ()
         read = (a.attribute if isinstance(a, Total) else a for m in masses for a in atoms(m))
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
-
-
-def _first_of(a: Attribute, pattern: Callable[[int], Fraction], n: int) -> tuple[Fraction, ...]:
-    """The first `n` values of a pattern, or the nearest ones in the range of an attribute."""
-    return tuple(a.nearest(pattern(i)) for i in range(n))
 
 
 def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:

@@ -35,9 +35,9 @@ from fibration.language.operators import COMPARISONS
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.traversal import applications, atoms, desugar
+from fibration.laws.batches.coefficients import differentiate
 from fibration.laws.batches.concrete import rounding
-from fibration.laws.batches.exact import differentiate
-from fibration.laws.batches.values_tried import ends, parameter_values
+from fibration.laws.batches.search import ends, parameter_values
 from fibration.laws.equivalent.log_prob_samples import read_by
 from fibration.laws.values.duals import STRICT, Real, TooClose, log_of, value_of
 from fibration.laws.values.probes import between, crossings, whole_crossings

@@ -9,8 +9,7 @@ from fibration.language.atoms import Stratum
 from fibration.language.conditions import WHOLE
 from fibration.language.pairs import Pair
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.values.duals import LogOf, value_of
 from fibration.laws.values.numerals import rounded, shown
 

@@ -20,7 +20,7 @@ from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, check_comparable, check_hierarchies, pair
 from fibration.language.report import BUDGET, Report, Verdict
 from fibration.language.traversal import atoms
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.concrete import Witness
 from fibration.laws.budget import Budget
 from fibration.laws.catalogue import LAWS
 from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial

@@ -34,11 +34,9 @@ from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
 from fibration.language.traversal import applications, atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.search import find
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
+from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, find, parameter_values
 from fibration.laws.batches.shapes import regular, small
-from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
-from fibration.laws.batches.words import Witness
 from fibration.laws.equivalent.conditions_met import (
     Points,
     alike,

@@ -29,7 +29,7 @@ from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, show, to_sympy, vanishes
 from fibration.laws import topic
-from fibration.laws.batches.values_tried import parameter_values
+from fibration.laws.batches.search import parameter_values
 from fibration.laws.kernels.fibre_sums import fibre_sum
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases

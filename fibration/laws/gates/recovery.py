@@ -19,9 +19,8 @@ from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import X, composed, log_of
 from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided

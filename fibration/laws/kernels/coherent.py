@@ -16,9 +16,8 @@ from fibration.language.report import Verdict
 from fibration.language.strata import Shape
 from fibration.laws import topic
 from fibration.laws.batches import caps
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, lies, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, lies
 from fibration.laws.kernels.coherent_blame import agreed, blame
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.signs.claim import Claim

@@ -8,9 +8,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
 from fibration.laws import topic
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import find
-from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.remedies import Offers, bounded

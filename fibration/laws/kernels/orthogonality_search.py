@@ -11,10 +11,9 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
-from fibration.laws.batches.concrete import Concrete, rounding, token_masses
-from fibration.laws.batches.exact import places_of
+from fibration.laws.batches.coefficients import places_of
+from fibration.laws.batches.concrete import Concrete, Witness, lies, rounding, token_masses
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, lies
 from fibration.laws.values.numerals import in_full, plural, rounded
 
 MOST_ELEMENTS = 60  # of all strata together: sums are taken for each token and each coarser element

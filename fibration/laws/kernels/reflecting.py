@@ -37,9 +37,8 @@ from fibration.language.report import Cause
 from fibration.language.sympy_bridge import cancelled, from_sympy, show, symbol, vanishes
 from fibration.language.traversal import rewrite
 from fibration.laws import topic
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import find
-from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
 from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided

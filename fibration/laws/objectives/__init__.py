@@ -1,6 +1,8 @@
 """Laws of the objective: weights, conditions, advantages and penalties, which are formulas of tokens.
 
-Each law (objective, agreement, mask_open, causal, baseline, kl_gradient) has a module, with its search beside it.
-`samples.py` finds which samples a formula reads, `own_reward.py` and `one_other_reward.py` how an advantage depends on
-rewards, `divergences.py` which divergence a penalty's gradient belongs to.
+Each law (objective, causal, baseline, kl_gradient) has a module; `agreement.py` has two, agreement and mask_open.
+`token_search.py` looks for counterexamples to formulas of one token, `baseline_search.py` and `kl_gradient_search.py`
+to those two laws.
+`samples.py` finds which samples a formula reads, `one_other_reward.py` how an advantage depends on one
+reward, `divergences.py` which divergence a penalty's gradient belongs to.
 """

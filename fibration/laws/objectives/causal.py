@@ -17,8 +17,8 @@ from fibration.language.sympy_bridge import from_sympy, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.law import Decision, Law, following, proved, unproved
-from fibration.laws.objectives.causal_search import changed_by_later
 from fibration.laws.objectives.samples import HERE, Samples
+from fibration.laws.objectives.token_search import changed_by_later
 from fibration.laws.subject import Subject
 
 STATEMENT = "no weight and no condition of a token depends on what comes after it in its row, nor on how much does"

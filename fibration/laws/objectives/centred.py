@@ -18,7 +18,7 @@ from fibration.language.places import whole_batch
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, symbol, to_sympy, vanishes
 from fibration.language.traversal import desugar
-from fibration.laws.objectives.own_reward import of_tokens
+from fibration.laws.objectives.samples import of_tokens
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +37,7 @@ from fibration.language.sympy_bridge import (
     vanishes,
 )
 from fibration.language.traversal import atoms, desugar, transform
+from fibration.laws.batches.coefficients import policies_read
 from fibration.laws.objectives.samples import AHEAD, HERE, Samples
 from fibration.laws.signs.assumptions import NOT_POSITIVE, Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
@@ -85,66 +85,26 @@ def weighed(h: Hierarchy, penalty: Penalty) -> Expression:
     return where(functools.reduce(operator.and_, kept), formula, 0) if kept else formula
 
 
-def divergence(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> Divergence | None:
-    """The divergence whose gradient a penalty's derivative at a token gives; None if none was shown."""
-    return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).divergence(_policies(penalty.formula))
-
-
-def rises(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool | None:
-    """Whether a penalty's derivative rises over the tokens of a state with `log π - log q`.
-
-    Without a policy `q` to compare with: whether it rises or falls with `log π`. False: the derivative is the same at
-    all tokens. None: neither was shown.
-    """
-    try:
-        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).rises(_policies(penalty.formula))
-    except TooManyCases:
-        return None
-
-
-def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
-    """Whether on policy the derivative is the same for every token of a state, so that its expected gradient is 0."""
-    try:
-        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
-    except TooManyCases:
-        return False
-
-
-def is_flat_near(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
-    """Whether the derivative does not change, to first order, as the current policy moves from the old one."""
-    try:
-        return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).is_flat_near
-    except TooManyCases:
-        return False
-
-
-def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
-    """Whether on policy the derivative is not 0 at all tokens, or could not be computed."""
-    return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).has_slope
-
-
-def _policies(formula: Expression) -> list[str]:
-    """The policies whose log-probs a formula reads, inside statistics too."""
-    read = (a.policy.name for a in atoms_within(formula, LogProb))
-    return list(dict.fromkeys(read))
-
-
-def _subsets(policies: list[str]) -> Iterator[tuple[str, ...]]:
-    for n in range(len(policies), -1, -1):
-        yield from itertools.combinations(policies, n)
-
-
 Groups = list[list[Any]]  # the derivatives in the branches of each state
 Kappas = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class _Sampled:
-    """A formula at the tokens of a leaf, one of which is sampled in every state."""
+class Sampled:
+    """A penalty at the tokens of a leaf, one of which is sampled in every state."""
 
     h: Hierarchy
     leaf: Stratum
-    formula: Expression
+    penalty: Penalty
+
+    @functools.cached_property
+    def formula(self) -> Expression:
+        return at(weighed(self.h, self.penalty), self.leaf)
+
+    @property
+    def named(self) -> list[str]:
+        """The policies that the penalty's formula reads, inside statistics too, without those of its weights."""
+        return policies_read(self.penalty.formula)
 
     @functools.cached_property
     def assume(self) -> Assumptions:
@@ -160,21 +120,26 @@ class _Sampled:
     @functools.cached_property
     def passed(self) -> list[str]:
         """The policies that the formula reads besides the current and the old one."""
-        return [p for p in _policies(self.formula) if p not in (CURRENT, OLD)]
+        return [p for p in policies_read(self.formula) if p not in (CURRENT, OLD)]
 
-    def divergence(self, named: list[str]) -> Divergence | None:
-        """`named`: the policies that the penalty's formula reads, without those of its weights."""
-        try:
-            for targets in _subsets(self.passed):
+    @property
+    def divergence(self) -> Divergence | None:
+        """The divergence whose gradient the derivative at a token gives; None if none was shown."""
+        for n in range(len(self.passed), -1, -1):
+            for targets in itertools.combinations(self.passed, n):
                 if (found := self._to(targets)) is not None:
                     return found
-            return None if {*named} - {CURRENT, OLD} else self._to_old()
-        except TooManyCases:
-            return None
+        return None if {*self.named} - {CURRENT, OLD} else self._to_old()
+
+    @functools.cached_property
+    def _on_policy(self) -> Groups | None:
+        """The derivatives in the branches on policy, where all frozen policies are free."""
+        return self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
 
     @property
     def never_flows(self) -> bool:
-        found = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        """Whether on policy the derivative is the same for every token of a state, so its expected gradient is 0."""
+        found = self._on_policy
         if found is None:
             return False
         at_0 = [[c.subs(X, 0) for c in branches] for branches in found]
@@ -193,12 +158,18 @@ class _Sampled:
 
     # ------------------------------------------------------------ which way
 
-    def rises(self, named: list[str]) -> bool | None:
-        targets = tuple(p for p in named if p not in (CURRENT, OLD))
+    @property
+    def rises(self) -> bool | None:
+        """Whether the derivative rises over the tokens of a state with `log π - log q`.
+
+        Without a policy `q` to compare with: whether it rises or falls with `log π`. False: the derivative is the same
+        at all tokens. None: neither was shown.
+        """
+        targets = tuple(p for p in self.named if p not in (CURRENT, OLD))
         if len(targets) > 1:
             return None
         ratios = not targets and any({token_log_ratio, OLD_LOG_PROB} & set(atoms(e)) for e in within(self.formula))
-        if ratios and ((near := self._rises_near()) or not named):
+        if ratios and ((near := self._rises_near()) or not self.named):
             return near
         if self.never_flows:
             return None if ratios or not self.is_flat_near else False
@@ -237,7 +208,8 @@ class _Sampled:
 
     @property
     def has_slope(self) -> bool:
-        found = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        """Whether on policy the derivative is not 0 at all tokens, or could not be computed."""
+        found = self._on_policy
         return found is None or not all(vanishes(c.subs(X, 0)) for branches in found for c in branches)
 
     # ------------------------------------------------------------ on policy, and off it
@@ -260,7 +232,7 @@ class _Sampled:
         A term in `log π - log p` with `p` in `as_old` is no divergence to another policy, although it vanishes where
         `p` is `old`.
         """
-        free = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
+        free = self._on_policy
         given = [symbol(LogProb(Policy(q))) for q in targets]
         ratio = [REFERENCE, *(symbol(LogProb(Policy(p))) for p in as_old)]
 
@@ -300,13 +272,17 @@ class _Sampled:
     def _derivatives(self, formula: Expression, assume: Assumptions, near: bool = False) -> Groups | None:
         """`∂P/∂log π` of a token in every branch, by state.
 
-        None if the gradient flows through several tokens, or if a root may have no slope. `near`: only in branches that
-        may hold beside a log ratio of 0.
+        None if the gradient flows through several tokens, if a root may have no slope, or if there are too many
+        branches. `near`: only in branches that may hold beside a log ratio of 0.
         """
         if _joins(formula):
             return None
+        try:
+            branches = cases(formula, assume)
+        except TooManyCases:
+            return None
         groups: dict[tuple[tuple[Any, Signs], ...], list[Any]] = {}
-        for case in cases(formula, assume):
+        for case in branches:
             if near and not all(self._may_be_near(d, signs) for d, signs in case.signs):
                 continue
             if not case.defined(assume, case.needs_of_slopes(self._is_drawn)):

@@ -13,26 +13,18 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Parameter, at, token_log_ratio
+from fibration.language.atoms import Parameter, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
 from fibration.language.penalties import Penalty
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.statistics import atoms_within
-from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, vanishes
+from fibration.language.sympy_bridge import ATOM_OF, CURRENT_LOG_PROB, cancelled, show, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws import topic
+from fibration.laws.batches.coefficients import policies_read
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.objectives.divergences import (
-    divergence,
-    has_slope,
-    is_covered,
-    is_flat_near,
-    never_flows,
-    rises,
-    weighed,
-)
+from fibration.laws.objectives.divergences import Sampled, is_covered, weighed
 from fibration.laws.objectives.kl_gradient_search import leads_nowhere, looks_beyond, no_divergence
 from fibration.laws.objectives.samples import Samples
 from fibration.laws.remedies import Fix, Offers
@@ -47,42 +39,33 @@ GIVE_UP = "gives_up={'kl_gradient': 'why'}"
 NOTHING = "nothing left in expectation"
 
 
-def covered(h: Hierarchy) -> list[tuple[str, Penalty]]:
-    """The penalties that the law covers, with their names."""
-    return [(name, p) for name, p in h.penalties.items() if is_covered(h, p)]
-
-
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
-    for name, penalty in covered(subject.hierarchy):
-        yield _of_penalty(subject.hierarchy, name, penalty)
+    h = subject.hierarchy
+    yield from (_of_penalty(h, name, penalty) for name, penalty in h.penalties.items() if is_covered(h, penalty))
 
 
 def _of_penalty(h: Hierarchy, name: str, penalty: Penalty) -> Decision:
-    what = topic.penalty(name)
-    found = [divergence(h, leaf, penalty) for leaf in h.leaves]
+    what, sampled = topic.penalty(name), _sampled(h, penalty)
+    found = [s.divergence for s in sampled]
     if all(f is not None for f in found):
         granted = Samples(h).granted(weighed(h, penalty))
         return proved(what, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
-    formula = desugar(at(weighed(h, penalty), h.leaves[0]))
-    read = (a.policy.name for a in atoms_within(formula, LogProb))
-    passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
-    is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
-    witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
+    formula, is_flat = desugar(sampled[0].formula), all(s.never_flows for s in sampled)
+    witness = no_divergence(h, formula, sampled[0].passed, looks_beyond(formula) and not is_flat)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     decision = unproved(what, f"P = {penalty.formula}{estimator(h, penalty)}{said}", _fixes(h, name), witness)
-    is_nothing = is_flat and any(has_slope(h, leaf, penalty) and is_flat_near(h, leaf, penalty) for leaf in h.leaves)
+    is_nothing = is_flat and any(s.has_slope and s.is_flat_near for s in sampled)
     return replace(decision, fault=NOTHING if is_nothing else "")
 
 
-def _differences(h: Hierarchy) -> dict[str, Expression]:
-    """`log π - log q` for every policy `q` of the hierarchy but the current one."""
-    current = LogProb(Policy(CURRENT))
-    return {name: current - LogProb(Policy(name)) for name in (*h.policies, OLD) if name != CURRENT}
+def _sampled(h: Hierarchy, penalty: Penalty) -> list[Sampled]:
+    return [Sampled(h, leaf, penalty) for leaf in h.leaves]
 
 
 def estimator(h: Hierarchy, penalty: Penalty) -> str:
     """The name of the estimator that a penalty is a multiple of, with the policy: ` (0.04 times k3 of reference)`."""
-    for q, d in _differences(h).items():
+    for q in (q for q in dict.fromkeys((*h.policies, OLD)) if q != CURRENT):
+        d = CURRENT_LOG_PROB - LogProb(Policy(q))
         for name, formula in (("k1", d), ("k2", d * d / 2), ("k3", exp(-d) - 1 + d)):
             factor = _multiple(to_sympy(penalty.formula), to_sympy(formula))
             if factor is not None:
@@ -104,16 +87,15 @@ def _multiple(value: Any, formula: Any) -> str | None:
 def _fixes(h: Hierarchy, name: str) -> Offers:
     """The sign turned; else estimators with the gradient of the divergence to the policy that the penalty reads."""
     turned = _turned(h, name)
-    if all(divergence(h, leaf, turned.mended().penalties[name]) is not None for leaf in h.leaves):
+    if all(s.divergence is not None for s in _sampled(h, turned.mended().penalties[name])):
         return (turned,)
-    read = {a.policy.name for a in atoms_within(h.penalties[name].formula, LogProb)} - {CURRENT}
-    current, ratio = LogProb(Policy(CURRENT)), exp(token_log_ratio)
+    read, ratio = {*policies_read(h.penalties[name].formula)} - {CURRENT}, exp(token_log_ratio)
     found: list[str | Fix] = []
     for q in (sorted(read - {OLD}) or sorted(read))[:1]:
-        d = current - LogProb(Policy(q))
+        d = CURRENT_LOG_PROB - LogProb(Policy(q))
         found.append(_written(h, name, d**2 / 2, f"write {d**2 / 2} (k2)"))
         found.append(_written(h, name, ratio * d, f"write {ratio * d}, which is right off policy too"))
-    entropy = ratio * (current - 1)
+    entropy = ratio * (CURRENT_LOG_PROB - 1)
     return *found, _written(h, name, entropy, f"for the entropy write {entropy}"), GIVE_UP
 
 
@@ -137,16 +119,17 @@ WEAKER = (
 def remainder(subject: Subject) -> Iterator[Decision]:
     """Decides what is left of the law if it is given up: no penalty leads away from its policy or lacks a gradient."""
     h = subject.hierarchy
-    for name, penalty in covered(h):
-        rising = [rises(h, leaf, penalty) for leaf in h.leaves]
+    for name, penalty in h.penalties.items():
+        if not is_covered(h, penalty):
+            continue
+        sampled = _sampled(h, penalty)
+        rising = [s.rises for s in sampled]
         if all(rising):
             yield proved(topic.penalty(name), WEAKER)
             continue
-        formula = desugar(at(weighed(h, penalty), h.leaves[0]))
-        read = [a.policy.name for a in atoms_within(penalty.formula, LogProb)]
-        passed = sorted(name for name in read if name not in (CURRENT, OLD))
-        named = bool(read) and OLD not in read
-        witness = leads_nowhere(h, formula, passed, named, False in rising)
+        formula, named = desugar(sampled[0].formula), sampled[0].named
+        passed = sorted(p for p in named if p not in (CURRENT, OLD))
+        witness = leads_nowhere(h, formula, passed, bool(named) and OLD not in named, False in rising)
         left = unproved(
             topic.penalty(name),
             f"P = {penalty.formula}{estimator(h, penalty)}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fibration.language.atoms import Component, Count, Parameter
+from fibration.language.atoms import Component, Count, Parameter, token_log_ratio
 from fibration.language.exact import NoValue, transcendental
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -23,10 +23,9 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import atoms_within
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import Point, attempt
-from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.coefficients import Point, attempt, policies_read
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.values.duals import STRICT, TooClose, log_of, slopes_of
 from fibration.laws.values.numerals import in_brief, rounded, shown
 
@@ -38,14 +37,14 @@ SMALL, TINY = Fraction(1, 1000), Fraction(1, 10**30)
 log = transcendental("log")
 
 
-def _rising(step: int, tokens: int = 3) -> Probabilities:
-    """Probabilities, each `2**step` times the one before."""
-    total = sum(2 ** (step * k) for k in range(tokens))
-    return tuple(Fraction(2 ** (step * k), total) for k in range(tokens))
+HALVES, THIRDS = (Fraction(1, 2),) * 2, (Fraction(1, 3),) * 3
+SIDES = (Fraction(1, 4), Fraction(3, 4))
 
 
-def _even(tokens: int) -> Probabilities:
-    return (Fraction(1, tokens),) * tokens
+def _rising(step: int) -> Probabilities:
+    """Probabilities of three tokens, each `2**step` times the one before."""
+    total = sum(2 ** (step * k) for k in range(3))
+    return tuple(Fraction(2 ** (step * k), total) for k in range(3))
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,13 @@ class State:
     formula: Expression
     current: Probabilities
     others: Mapping[str, Probabilities]  # by policy, where they differ from the current policy's
+
+    @classmethod
+    def facing(
+        cls, h: Hierarchy, concrete: Concrete, formula: Expression, q: str, other: Probabilities, own: Probabilities
+    ) -> State:
+        """The state in which `q` has the probabilities `other`, and the rest `own`; all `other` if `q` is empty."""
+        return cls(h, concrete, formula, own, {q: other}) if q else cls(h, concrete, formula, other, {})
 
     def of(self, policy: str) -> Probabilities:
         return self.others.get(policy, self.current)
@@ -87,16 +93,21 @@ class State:
     @property
     def earlier(self) -> int:
         """How many tokens of the row come before."""
-        return sum(self.concrete.size[leaf] for leaf in self.h.leaves) - 1
+        return self.concrete.tokens - 1
 
     def update(self, sampled: Probabilities, c: Sequence[Fraction]) -> list[Fraction]:
         """The expected update of every logit, for tokens sampled with the probabilities `sampled`."""
         mean = sum((s * v for s, v in zip(sampled, c, strict=True)), Fraction(0))
         return [s * v - p * mean for s, p, v in zip(sampled, self.current, c, strict=True)]
 
+    @property
+    def lacks_update(self) -> bool:
+        """Whether the derivatives give no update on policy."""
+        return not any(map(_above, self.update(self.current, self.derivatives or [])))
+
     def away_from(self, q: str) -> list[Fraction]:
         """`log π - log q` of every token; `log π` if `q` is empty."""
-        other = self.of(q) if q else _even(1) * len(self.current)
+        other = self.of(q) if q else (Fraction(1),) * len(self.current)
         return [log(p / o) for p, o in zip(self.current, other, strict=True)]
 
 
@@ -106,18 +117,15 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
     Each target must be ruled out in some state: the entropy, and the policies `passed`, or `old` if there are none.
     `may_be_0`: the formula may have no gradient in some states, because it reads more than probabilities.
     """
-    targets = [*passed, "", *([] if passed else [OLD])]
     found: list[Witness] = []
-    for q in targets:
+    for q in [*passed, "", *([] if passed else [OLD])]:
         # beside the old policy there may be a gradient where there is none on policy
         may_be = looks_beyond(formula) if q == OLD else may_be_0
         ruled_out = next(_ruled_out(h, formula, q, passed, may_be), None)
         if ruled_out is None:
             return None
         found.append(ruled_out)
-    reads = set(atoms_within(formula))
-    named = any(isinstance(a, LogProb) for a in reads)
-    return found[0] if passed or named else found[-1]
+    return found[0] if policies_read(formula) else found[-1]
 
 
 def _ruled_out(h: Hierarchy, formula: Expression, q: str, passed: Sequence[str], may_be_0: bool) -> Iterator[Witness]:
@@ -126,24 +134,23 @@ def _ruled_out(h: Hierarchy, formula: Expression, q: str, passed: Sequence[str],
             yield from _near_old(h, concrete, formula, may_be_0)
             continue
         for other in () if q else passed:  # where all tokens have one probability, the entropy has no gradient
-            state = State(h, concrete, formula, _even(3), {other: _rising(1)})
-            if (c := state.derivatives) and any(_above(b - a) for a, b in itertools.pairwise(c)):
-                yield _bent(state, q, c)
-        two = State(h, concrete, formula, *((_even(2), {q: _sides()}) if q else (_sides(), {})))
-        c = two.derivatives
-        if not may_be_0 and c and not any(map(_above, two.update(two.current, c))):
+            state = State.facing(h, concrete, formula, other, _rising(1), THIRDS)
+            if (c := state.derivatives) and any(map(_above, _steps(c))):
+                yield _bent(state, q)
+        two = State.facing(h, concrete, formula, q, SIDES, HALVES)
+        if not may_be_0 and two.derivatives and two.lacks_update:
             yield _nothing_left(two, q)
         for step in STEPS:
             up = _rising(step)
-            for powers, own in ((up, _even(3)), (up[::-1], _even(3)), (up, up[::-1])):
-                state = State(h, concrete, formula, *((own, {q: powers}) if q else (powers, {})))
+            for powers, own in ((up, THIRDS), (up[::-1], THIRDS), (up, up[::-1])):
+                state = State.facing(h, concrete, formula, q, powers, own)
                 if (c := state.derivatives) is None:
                     continue
-                first, last = c[1] - c[0], c[2] - c[1]
+                first, last = _steps(c)
                 if _above(first - last):
-                    yield _bent(state, q, c)
-                elif q and own == _even(3) and _above(first) and (first > 0) is (powers[0] < powers[1]):
-                    yield _away(state, q, c)
+                    yield _bent(state, q)
+                elif q and own == THIRDS and _above(first) and (first > 0) is (powers[0] < powers[1]):
+                    yield _away(state, q)
 
 
 def _rows(h: Hierarchy, formula: Expression) -> Iterator[Concrete]:
@@ -151,7 +158,7 @@ def _rows(h: Hierarchy, formula: Expression) -> Iterator[Concrete]:
     counts = bool(atoms_within(formula, Count, Ordered))
     most = 1 + MOST_EARLIER * counts
     for concrete in concretes(h, [formula], caps.STATES, whole_batch(h)):
-        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        n = concrete.tokens
         if n <= most and concrete.size[h.rows] == 1 and (n == 1 or concrete.size[h.leaves[0]] == n):
             yield concrete
 
@@ -171,21 +178,21 @@ def leads_nowhere(
     def fails(concrete: Concrete) -> Witness | None:
         if q == OLD:
             return next(_near_old(h, concrete, formula, not is_flat, turned=True), None)
-        for near in (_sides(), _sides()[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
-            state = State(h, concrete, formula, *((_even(2), {q: near}) if q else (near, {})))
+        for near in (SIDES, SIDES[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
+            state = State.facing(h, concrete, formula, q, near, HALVES)
             if (c := state.derivatives) is None:
                 continue
             if q and (c[1] - c[0]) * (near[1] - near[0]) > TINY:
-                return _away(state, q, c)
-            if is_flat and not any(map(_above, state.update(state.current, c))):
+                return _away(state, q)
+            if is_flat and state.lacks_update:
                 return _nothing_left(state, q)
         return None
 
     return find(_rows(h, formula), fails)
 
 
-def _sides() -> Probabilities:
-    return Fraction(1, 4), Fraction(3, 4)
+def _steps(c: Sequence[Fraction]) -> list[Fraction]:
+    return [b - a for a, b in itertools.pairwise(c)]
 
 
 def _above(v: Fraction) -> bool:
@@ -200,12 +207,13 @@ def _near_old(
 
     `turned`: only states beside the old policy whose update is reversed or 0.
     """
-    for powers in () if turned else (_sides(), *map(_rising, STEPS)):
+    for powers in () if turned else (SIDES, *map(_rising, STEPS)):
         state = State(h, concrete, formula, powers, {})
-        if state.derivatives and any(_above(v) for v in state.update(powers, state.derivatives)):
-            yield _on_policy(state)
+        if state.derivatives and not state.lacks_update:
+            said = f": the expected update is not 0, as that of {_name(OLD)} is"
+            yield _witness(state, OLD, said, on_policy=True)
     none = TINY if turned else SMALL  # the update of a cube is 0 to first order, and leads the right way
-    beside = [State(h, concrete, formula, _even(2), {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
+    beside = [State(h, concrete, formula, HALVES, {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
     for who in (CURRENT, OLD):
         rates = []
         for state in beside:
@@ -214,7 +222,9 @@ def _near_old(
             goal = state.update(state.current, state.away_from(OLD))
             rates.append(state.update(state.of(who), c)[0] / goal[0])
         if all(r < -SMALL for r in rates) or (not may_be_0 and all(abs(r) <= none for r in rates)):
-            yield _beside(beside[0], who)
+            rate = shown(rates[0]) if abs(rates[0]) > SMALL else 0
+            said = f": of tokens of {who}, the expected update is {rate} times that of {_name(OLD)}"
+            yield _witness(beside[0], OLD, said, ", ".join(map(shown, beside[0].derivatives or [])))
 
 
 # ---------------------------------------------------------------- words
@@ -222,64 +232,39 @@ def _near_old(
 
 def _nothing_left(state: State, q: str) -> Witness:
     goal = ", ".join(shown(v) for v in state.update(state.current, state.away_from(q)))
-    c = state.derivatives or []
-    text = (
-        f"{_in_state(state, q)}, ∂P/∂log π is {in_brief(*c)}, so that the expected update of the logits is 0, 0, where "
-        f"that of {_name(q)} is {goal}"
+    return _witness(
+        state, q, f", so that the expected update of the logits is 0, 0, where that of {_name(q)} is {goal}"
     )
-    return _witness(state, text, q, c)
 
 
-def _bent(state: State, q: str, c: Sequence[Fraction]) -> Witness:
-    values = [rounded(v, TINY) for v in c]
-    steps = [rounded(b - a, TINY) for a, b in itertools.pairwise(c)]
+def _bent(state: State, q: str) -> Witness:
+    steps = in_brief(*(rounded(v, TINY) for v in _steps(state.derivatives or [])))
     over = f"log(π/{q})" if q else "log π"
-    text = (
-        f"{_in_state(state, q)}, ∂P/∂log π is {in_brief(*values)}, which goes from token to token by "
-        f"{in_brief(*steps)}, where {over} goes by equal steps: the expected update is none of {_name(q)}"
+    return _witness(
+        state,
+        q,
+        f", which goes from token to token by {steps}, where {over} goes by equal steps: the expected update is none "
+        f"of {_name(q)}",
     )
-    return _witness(state, text, q, c)
 
 
-def _away(state: State, q: str, c: Sequence[Fraction]) -> Witness:
-    got = in_brief(*[rounded(v, TINY) for v in c])
-    text = (
-        f"{_in_state(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
-    )
-    return _witness(state, text, q, c)
-
-
-def _on_policy(state: State) -> Witness:
-    c = state.derivatives or []
-    text = (
-        f"{_in_state(state, '')}, ∂P/∂log π is {in_brief(*c)}: the expected update is not 0, as that of {_name(OLD)} is"
-    )
-    return _witness(state, text, OLD, c)
-
-
-def _beside(state: State, who: str) -> Witness:
-    c = state.derivatives or []
-    rate = state.update(state.of(who), c)[0] / state.update(state.current, state.away_from(OLD))[0]
-    text = (
-        f"{_in_state(state, OLD)}, ∂P/∂log π is {', '.join(map(shown, c))}: of tokens of {who}, the expected update is "
-        f"{shown(rate) if abs(rate) > SMALL else 0} times that of {_name(OLD)}"
-    )
-    return _witness(state, text, OLD, c)
+def _away(state: State, q: str) -> Witness:
+    return _witness(state, q, f", which falls where log(π/{q}) rises: the update leads away from {q}")
 
 
 def _name(q: str) -> str:
     return f"KL(current‖{q})" if q else "the entropy"
 
 
-def _in_state(state: State, q: str) -> str:
+def _witness(state: State, q: str, said: str, derivatives: str = "", on_policy: bool = False) -> Witness:
+    """The witness that rules out a target. `said`: what its sentence says of the derivatives, here perhaps in words."""
+    c = tuple(state.derivatives or ())
     number = {2: "two", 3: "three"}[len(state.current)]
     place = f"the state after {state.earlier} token{'s' * (state.earlier > 1)}," if state.earlier else "a state"
     text = f"in {place} with {number} tokens of probabilities {in_brief(*state.current)}"
-    return f"{text}, and {in_brief(*state.of(q))} under {q}" if q else text
-
-
-def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
-    values: dict[str, Any] = {CURRENT: state.current, "derivatives": tuple(c), "target": q or "entropy"}
+    text += f", and {in_brief(*state.of(q))} under {q}" if q and not on_policy else ""
+    text += f", ∂P/∂log π is {derivatives or in_brief(*(rounded(v, TINY) for v in c))}{said}"
+    values: dict[str, Any] = {CURRENT: state.current, "derivatives": c, "target": q or "entropy"}
     values |= {p: state.of(p) for p in (OLD, *state.h.policies) if p != CURRENT}
     return Witness.on(state.concrete, text, values)
 
@@ -287,5 +272,4 @@ def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
 def looks_beyond(formula: Expression) -> bool:
     """Whether a formula reads more of a state than probabilities and parameters."""
     plain = (LogProb, Parameter, Component)
-    read = atoms_within(formula)
-    return any(not isinstance(a, plain) and str(a) != "token_log_ratio" for a in read)
+    return any(not isinstance(a, plain) and a != token_log_ratio for a in atoms_within(formula))

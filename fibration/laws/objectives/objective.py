@@ -26,12 +26,11 @@ from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import atoms, rewrite, subexpressions
 from fibration.laws import topic
 from fibration.laws.batches import caps
-from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.exact import places_of
+from fibration.laws.batches.coefficients import places_of
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, unproved
-from fibration.laws.objectives import objective_search
+from fibration.laws.objectives.token_search import without_its_sign
 from fibration.laws.remedies import Fix, Offers, Otherwise, bounded
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
@@ -93,7 +92,7 @@ def _of_tokens(
         negative = "" if signs == ANY else ", and is nowhere negative"
         of = "token" if place is None else place.name
         return proved(name, f"{written} has a value at every {of}{' that is kept' * (word == 'weight')}{negative}")
-    witness = objective_search.without_its_sign(h, formula, signs, word, place)
+    witness = without_its_sign(h, formula, signs, word, place)
     found = str(written) + (
         "" if witness else ", which could not be shown to have a value" + " of at least 0" * (signs != ANY)
     )

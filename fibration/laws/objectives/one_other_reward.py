@@ -41,15 +41,11 @@ class NotAlike(Exception):
 
 @dataclass(frozen=True)
 class Alike:
-    """A formula in which the own row has the reward `own`, and all others have `BASE`."""
+    """A formula in which the own row has the reward `own`, and all others have `BASE`. Raises `NotAlike`."""
 
     h: Hierarchy
     formula: Expression
     own: Expression
-
-    @property
-    def advantage(self) -> Expression:
-        return self.value(desugar(self.formula))
 
     @cached_property
     def below(self) -> list[Stratum]:
@@ -93,7 +89,7 @@ class Alike:
             if e.of in places:
                 return e
             if (e.of,) == self.h.leaves:
-                return self._tokens(places.index(e.over))  # type: ignore[arg-type]
+                return sum(TOKENS[1 : places.index(e.over) + 1], start=TOKENS[OWN])  # type: ignore[arg-type]
         raise NotAlike(f"{e} of other rows")
 
     def _statistic(self, e: Aggregate, kind: int) -> Expression:
@@ -128,10 +124,6 @@ class Alike:
             before = rows
 
     @staticmethod
-    def _tokens(last: int) -> Expression:
-        return sum(TOKENS[1 : last + 1], start=TOKENS[OWN])
-
-    @staticmethod
     def _gathered(kind: str, values: list[Expression], numbers: list[Expression]) -> Expression:
         if all(vanishes(to_sympy(v) - to_sympy(values[0])) for v in values if not v.is_condition) and kind in (
             "mean", "largest", "deviation",
@@ -160,7 +152,8 @@ def rises(h: Hierarchy, formula: Expression) -> bool | None:
     False: the advantage is the same for all three. None: neither was shown.
     """
     try:
-        at_base, above, below = (Alike(h, formula, own).advantage for own in (BASE, BASE + MORE, BASE - MORE))
+        read, rewards = desugar(formula), (BASE, BASE + MORE, BASE - MORE)
+        at_base, above, below = (Alike(h, formula, own).value(read) for own in rewards)
     except NotAlike:
         return None
     known = _known(h)

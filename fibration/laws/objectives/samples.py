@@ -140,6 +140,17 @@ class Samples:
         return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now"})
 
 
+def of_tokens(h: Hierarchy, formula: Expression) -> bool:
+    """Whether rewards belong to tokens: some sum over tokens of a row, all or some of them, reads rewards."""
+    sums = (
+        a
+        for a in atoms_within(formula)
+        if isinstance(a, Ordered)
+        or (isinstance(a, Aggregate) and a.kind == "total" and (a.over == h.rows or not Samples(h).is_coarse(a.over)))
+    )
+    return any(reward in atoms(a.formula) for a in sums if a.of is None)
+
+
 def _stratum(over: object) -> Stratum | None:
     return over if isinstance(over, Stratum) else None
 

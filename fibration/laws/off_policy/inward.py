@@ -40,7 +40,7 @@ from fibration.language.roles import words
 from fibration.language.sympy_bridge import from_sympy, symbol
 from fibration.language.traversal import applications, atoms, substitute
 from fibration.laws import topic
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.concrete import Witness
 from fibration.laws.gates.coordinates import composed, coordinate
 from fibration.laws.gates.recovery import inverted, scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved

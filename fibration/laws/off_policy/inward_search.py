@@ -38,12 +38,10 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import Point, formulas
-from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.exact import differentiate
+from fibration.laws.batches.coefficients import Point, differentiate, formulas
+from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
-from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.intervals import branching
 from fibration.laws.values.numerals import in_brief, rounded

@@ -20,9 +20,8 @@ from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.batches import caps
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
 from fibration.laws.gates.reach import domain

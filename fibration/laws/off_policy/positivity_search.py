@@ -12,10 +12,9 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, formulas
-from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.concrete import Concrete, Witness
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.values.intervals import INTERVALS, Unsure
 from fibration.laws.values.numerals import in_full, rounded
 

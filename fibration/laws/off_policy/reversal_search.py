@@ -14,9 +14,8 @@ from fractions import Fraction
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
-from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.search import leaves_one_alone, smallest, usual
-from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.numerals import in_brief, rounded
 

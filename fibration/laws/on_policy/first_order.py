@@ -13,7 +13,7 @@ from fibration.errors import an
 from fibration.language.hierarchy import gates
 from fibration.language.report import Verdict
 from fibration.laws.batches import first_update
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.concrete import Witness
 from fibration.laws.gates.recovery import inverted
 from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
 from fibration.laws.on_policy import levels_together

@@ -25,7 +25,7 @@ from fibration.laws.batches.first_update import opposed_advantage, start_not_rec
 from fibration.laws.gates.coordinates import composed
 from fibration.laws.gates.recovery import inverted
 from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
-from fibration.laws.objectives.own_reward import of_tokens
+from fibration.laws.objectives.samples import of_tokens
 from fibration.laws.on_policy.at_ratio_one import has_slope_one, is_one, is_smooth, reads_order, starts
 from fibration.laws.on_policy.direction import follows_advantages
 from fibration.laws.on_policy.first_order_subspace import constant_on

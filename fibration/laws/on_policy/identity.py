@@ -42,12 +42,10 @@ from fibration.language.sympy_bridge import cancelled, from_sympy
 from fibration.language.traversal import applications, atoms, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import Point, attempt, has_residual
-from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.exact import differentiate
+from fibration.laws.batches.coefficients import Point, attempt, differentiate, has_residual
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.remedies import Offers, bounded, gate_to_write
@@ -57,10 +55,9 @@ from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
 from fibration.laws.values.duals import Dual, Real, slopes_of, value_of
-from fibration.laws.values.intervals import Unsure, branching
+from fibration.laws.values.intervals import Series, Unsure, branching, evaluate_series
 from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between
-from fibration.laws.values.series import Series, evaluate_series
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 GIVE_UP = "gives_up={'first_order': 'why'}, which covers 'identity', if the loss means it"
