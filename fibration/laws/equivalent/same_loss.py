@@ -34,8 +34,7 @@ from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.equivalent.search import has_batches
 from fibration.laws.equivalent.shared_means import Mean, Variables
-from fibration.laws.equivalent.side_by_side import Form
-from fibration.laws.equivalent.token_formulas import ONE, ZERO, TokenFormulas, Unsuited
+from fibration.laws.equivalent.token_formulas import ONE, ZERO, Form, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
 from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.branches import TooManyCases, cases

@@ -25,7 +25,7 @@ from fibration.language.atoms import (
     read_at,
     residual,
 )
-from fibration.language.conditions import Equal
+from fibration.language.conditions import WHOLE, Equal
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
@@ -41,6 +41,7 @@ from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERN
 from fibration.laws.batches.words import Witness
 from fibration.laws.equivalent.conditions_met import (
     Points,
+    Token,
     alike,
     has_shape,
     holds,
@@ -50,10 +51,9 @@ from fibration.laws.equivalent.conditions_met import (
     points_at,
     tokens_of,
 )
-from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, draw_log_probs, read_by, reads_policies
-from fibration.laws.values.duals import TooClose
-from fibration.laws.values.numerals import in_brief
+from fibration.laws.values.duals import LogOf, TooClose, value_of
+from fibration.laws.values.numerals import in_brief, rounded, shown
 
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens
@@ -352,3 +352,72 @@ def _root(
     except (NoValue, TooLarge):
         return None
     return None if y[2] - y[1] != y[1] - y[0] or y[1] == y[0] else -y[0] / (y[1] - y[0])
+
+
+# ---------------------------------------------------------------- the counterexample
+
+
+def witness(
+    pair: Pair,
+    points: tuple[Point, Point],
+    rewards: Sequence[Fraction],
+    token: Token,
+    mine: Mapping[Token, Fraction],
+    yours: Mapping[Token, Fraction],
+    off: Fraction,
+) -> Witness:
+    """The counterexample in words and in numbers: the batch, its policies, and its rewards if there are any."""
+    point, other = points
+    concrete, (leaf, element) = point.concrete, token
+    first, second = (f"'{h.name}'" for h in pair)
+    if first == second:
+        first, second = "the first", "the second"
+    what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
+    named, of_policy = _probabilities(point)
+    of_policies = "".join(f", {named} {_listed(v)} under {p}" for p, v in of_policy.items())
+    attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
+    advantages = f"advantages {_listed(point.advantages)}"
+    theirs = tuple(dict(zip(other.places, other.advantages, strict=True))[t] for t in mine)
+    if rewards:
+        who = f"both make the {advantages}"
+        if theirs != point.advantages:
+            who = f"{first} makes the {advantages} and {second} {_listed(theirs)}"
+        advantages = f"rewards {_listed(rewards)}, of which {who}"
+    text = (
+        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(given)}{of_policies} and "
+        f"{advantages}, {leaf} {element + 1} has the coefficient {_readable(mine[token])} in "
+        f"{first} and {_readable(yours[token])} in {second}"
+    )
+    values = {
+        "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
+        "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
+        "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
+    }  # fmt: skip
+    if rewards:
+        values |= {"rewards": tuple(rewards), "other_advantages": theirs}
+    values |= {f"{named.replace('-', '_')} of {p}": v for p, v in of_policy.items()}
+    return Witness(text, concrete, values)
+
+
+def _probabilities(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
+    """The tokens' probabilities under each policy if all are rational, else their log-probs; and which it is."""
+    if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
+        found = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
+        return "probabilities", found
+    return "log-probs", {p: tuple(map(value_of, values)) for p, values in point.log_probs.items()}
+
+
+def _listed(values: Sequence[Fraction]) -> str:
+    return ", ".join(map(_readable, values))
+
+
+def _readable(value: Fraction) -> str:
+    """A rational number, or six digits of a long one."""
+    return str(value) if len(str(value)) <= 16 else shown(value)
+
+
+def _place(pair: Pair, concrete: Concrete) -> str:
+    """The batch in words, from the finest stratum that has one element, as all coarser strata have."""
+    single = [s for s in pair.shape.order if concrete.size[s] == 1 and pair.shape.above(s)]
+    whole = [s for s in single if all(concrete.size[u] == 1 for u in pair.shape.strata if s in pair.shape.finer(u))]
+    return concrete.describe(whole[-1] if whole else WHOLE)

@@ -20,7 +20,7 @@ from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES, cancelled
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.one_variable import Coefficients, allowed
-from fibration.laws.signs.presence import counted
+from fibration.laws.signs.populations import counted
 
 MOST = 150  # inequalities before an elimination; with more, nothing is decided
 MOST_DEGREE = 12  # of polynomials in one count
