@@ -145,16 +145,20 @@ def holds_of(pair: Pair, concrete: Concrete) -> bool:
                 return False
     for c in pair.conditions:
         if isinstance(c, Equal) and c.value != advantage:
-            seen: dict[int, Fraction] = {}
-            for leaf, i in tokens_of(pair, concrete):
-                if not all(lies_over(concrete, leaf, s) for s in (c.on, read_at(c.value))):
-                    continue
-                value = concrete.value(c.value, leaf, i)
-                if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:
-                    return False
+            tokens, places = tokens_of(pair, concrete), (c.on, read_at(c.value))
+            there = (t for t in tokens if all(lies_over(concrete, t[0], s) for s in places))
+            if not _is_equal(c, concrete, {t: concrete.value(c.value, *t) for t in there}):
+                return False
     given = [c for c in pair.conditions if isinstance(c, Expression)]
     plain = [c for c in given if not (reads_tokens(c) or advantage in atoms(c))]
     return all(holds(c, concrete, token) for c in plain for token in tokens_of(pair, concrete))
+
+
+def _is_equal(c: Equal, concrete: Concrete, values: Mapping[Token, Fraction]) -> bool:
+    """Whether tokens over the same element of the condition's stratum have the same value."""
+    there = {t: v for t, v in values.items() if lies_over(concrete, t[0], c.on)}
+    seen: dict[int, Fraction] = {}
+    return all(seen.setdefault(concrete.below(*t, c.on), v) == v for t, v in there.items())
 
 
 def of_advantages(pair: Pair) -> list[Expression]:
@@ -188,12 +192,9 @@ def _of_rewards(point: Point) -> Point:
 def _advantages_meet_conditions(pair: Pair, point: Point) -> bool:
     """Whether advantages computed from rewards meet the conditions."""
     given = dict(zip(point.places, point.advantages, strict=True))
-    for c in pair.conditions:
-        if isinstance(c, Equal) and c.value == advantage:
-            seen: dict[int, Fraction] = {}
-            over = {t: a for t, a in given.items() if lies_over(point.concrete, t[0], c.on)}
-            if any(seen.setdefault(point.concrete.below(*t, c.on), a) != a for t, a in over.items()):
-                return False
+    equal = (c for c in pair.conditions if isinstance(c, Equal) and c.value == advantage)
+    if not all(_is_equal(c, point.concrete, given) for c in equal):
+        return False
     return all(holds(c, point.concrete, t, a) for c in of_advantages(pair) for t, a in given.items())
 
 
