@@ -86,7 +86,7 @@ def breaks(pair: Pair, concrete: Concrete) -> Breaks:
         if not concrete.size[leaf]:
             continue
         policies = _policies_of(comparison)
-        for a in (ONE, -ONE) if policies and _reads_advantage(comparison) else (ONE,):
+        for a in (ONE, -ONE) if policies and advantage in atoms_within(comparison) else (ONE,):
             for moved in (n for n in (CURRENT, OLD, *names) if n in policies):
                 for is_log, root in _roots(comparison, concrete, leaf, moved, a):
                     if moved == OLD:
@@ -119,10 +119,6 @@ def _policies_of(comparison: Expression) -> frozenset[str]:
     found = {a.policy.name for a in atoms_within(comparison, LogProb)}
     moves = token_log_ratio in atoms_within(comparison)
     return frozenset(found | ({CURRENT} if moves else set()) | ({OLD} if found else set()))
-
-
-def _reads_advantage(e: Expression) -> bool:
-    return advantage in atoms_within(e)
 
 
 def _roots(

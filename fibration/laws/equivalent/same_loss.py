@@ -34,8 +34,7 @@ from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.equivalent.search import has_batches
 from fibration.laws.equivalent.shared_means import Mean, Variables
-from fibration.laws.equivalent.side_by_side import Form
-from fibration.laws.equivalent.token_formulas import ONE, ZERO, TokenFormulas, Unsuited
+from fibration.laws.equivalent.token_formulas import ONE, ZERO, Form, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
 from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.branches import TooManyCases, cases
@@ -61,8 +60,7 @@ def same_loss(pair: Pair) -> Proved | Unknown:
 
 def is_the_same(pair: Pair) -> bool:
     """Whether the declarations are equal apart from names, reasons and order."""
-    first, second = (_content(h) for h in pair)
-    return first == second
+    return _content(pair.first) == _content(pair.second)
 
 
 def _content(h: Hierarchy) -> object:
@@ -123,7 +121,7 @@ class _Comparison:
     def __init__(self, pair: Pair) -> None:
         self.pair, self.variables = pair, Variables(pair)
         self.formulas = TokenFormulas(self.variables)
-        self._known_forms: dict[tuple[int, Stratum, int], Form] = {}
+        self._form = functools.cache(lambda k, leaf, side: Form(self.formulas, (*pair,)[k], leaf, side))
         self.compared = 0  # pairs of branches of the coefficients
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
@@ -178,12 +176,15 @@ class _Comparison:
     @property
     def _means(self) -> str:
         """The means that both losses read, for a reader."""
-        read = [
-            set(atoms(form.ratio)) | set(atoms(form.weight))
+        of_first, of_second = (
+            {
+                a
+                for place in self.places
+                for e in (self._form(k, *place).ratio, self._form(k, *place).weight)
+                for a in atoms(e)
+            }
             for k in range(2)
-            for form in (self._form(k, *place) for place in self.places)
-        ]
-        of_first, of_second = (set().union(*read[k * len(self.places) :][: len(self.places)]) for k in range(2))
+        )
         found = dict.fromkeys(str(m) for m, name in self.variables.names.items() if name in of_first & of_second)
         return f"the same means ({'; '.join(found)})" if found else "the token's own numbers"
 
@@ -193,13 +194,6 @@ class _Comparison:
 
     def _forms(self, leaf: Stratum, side: int) -> list[Form]:
         return [self._form(k, leaf, side) for k in range(2)]
-
-    def _form(self, k: int, leaf: Stratum, side: int) -> Form:
-        """The first or the second hierarchy at a token; cached."""
-        if (k, leaf, side) not in self._known_forms:
-            h = (self.pair.first, self.pair.second)[k]
-            self._known_forms[k, leaf, side] = Form(self.formulas, h, leaf, side)
-        return self._known_forms[k, leaf, side]
 
     # ------------------------------------------------------------ level by level
 
@@ -232,13 +226,18 @@ class _Comparison:
     # ------------------------------------------------------------ by the coefficients
 
     def _all_coefficients_agree(self, ratios_alone: bool) -> bool:
+        """Whether tokens add the same to all coefficients; `ratios_alone`: weights agree and are left out."""
         self.compared = 0
-        return all(self._coefficients_agree(*place, ratios_alone) for place in self.places)
+        return all(
+            self._agree([self._of_loss(k, *place) for k in range(2)], *place, ratios_alone) for place in self.places
+        )
 
-    def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
-        """Whether a token adds the same to all coefficients; `ratios_alone`: weights agree and are left out."""
-        terms = [_of_loss(self._form(k, leaf, side), [self._form(k, leaf, s) for s in self.sides]) for k in range(2)]
-        return self._agree(terms, leaf, side, ratios_alone)
+    def _of_loss(self, k: int, leaf: Stratum, side: int) -> _Coefficient:
+        """What the gated ratio times the advantage adds."""
+        form = self._form(k, leaf, side)
+        same_ratio = all(self._form(k, leaf, s).ratio == form.ratio for s in self.sides)
+        is_score = form.h.objective.estimator == "score"
+        return _Coefficient(self.formulas, side, form.ratio, form.weight, advantage, same_ratio, is_score)
 
     def _agree(self, terms: Sequence[_Coefficient], leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         assume = self.variables.at(leaf, side)
@@ -317,13 +316,6 @@ class _Coefficient:
         return {k: v.subs(self.at_point) for k, v in found.items()}
 
 
-def _of_loss(form: Form, others: Sequence[Form]) -> _Coefficient:
-    """What the gated ratio times the advantage adds. `others`: the forms on all sides of `x = 0`."""
-    same_ratio = all(other.ratio == form.ratio for other in others)
-    is_score = form.h.objective.estimator == "score"
-    return _Coefficient(form.formulas, form.side, form.ratio, form.weight, advantage, same_ratio, is_score)
-
-
 # ---------------------------------------------------------------- penalties
 
 
@@ -333,8 +325,10 @@ def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expressio
     The weights of tokens carry no gradient. A penalty over coarser elements becomes one over tokens: the tokens of an
     element have equal shares, which add up to the element's penalty.
     """
-    found = h.penalties.values()
-    terms = (_weight_of_penalty(formulas, h, leaf, p) * _formula_of_penalty(formulas, leaf, p) for p in found)
+    terms = (
+        _weight_of_penalty(formulas, h, leaf, p) * formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)
+        for p in h.penalties.values()
+    )
     return functools.reduce(operator.add, terms, ZERO)
 
 
@@ -353,7 +347,3 @@ def _weight_of_penalty(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, p: 
     counted = formulas.variables.counted
     tokens = functools.reduce(operator.add, [counted(Count(s, p.over)) for s in h.leaves])
     return 1 / (counted(Count(p.over, WHOLE)) * tokens)
-
-
-def _formula_of_penalty(formulas: TokenFormulas, leaf: Stratum, p: Penalty) -> Expression:
-    return formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from fibration.language.atoms import (
@@ -25,7 +25,7 @@ from fibration.language.atoms import (
     read_at,
     residual,
 )
-from fibration.language.conditions import Equal
+from fibration.language.conditions import WHOLE, Equal
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
@@ -39,6 +39,7 @@ from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, fin
 from fibration.laws.batches.shapes import regular, small
 from fibration.laws.equivalent.conditions_met import (
     Points,
+    Token,
     alike,
     has_shape,
     holds,
@@ -48,10 +49,9 @@ from fibration.laws.equivalent.conditions_met import (
     points_at,
     tokens_of,
 )
-from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, draw_log_probs, read_by, reads_policies
-from fibration.laws.values.duals import TooClose
-from fibration.laws.values.numerals import in_brief
+from fibration.laws.values.duals import LogOf, TooClose, value_of
+from fibration.laws.values.numerals import in_brief, rounded, shown
 
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens
@@ -140,11 +140,16 @@ def points(pair: Pair, n: int) -> Iterator[Points | None]:
     else:
         made = regular(pair.shape, [1, 2, 3, 7], MOST_TOKENS, 100)
         found = [c.make() for c in made if MOST_TOKENS < c.leaves <= MOST_WIDE]
-    shapes = [Concrete(pair.shape, maps) for maps in found]
-    yield from _interleaved([_on(pair, c, rng) for c in shapes if has_shape(pair, c)])
+    shapes = (Concrete(pair.shape, maps) for maps in found)
+    # per shape, values of attributes and parameters in turn, each with log ratios and advantages
+    yield from _interleaved(
+        _interleaved(_at(pair, c, rng) for c in _valued(pair, shape) if holds_of(pair, c))
+        for shape in shapes
+        if has_shape(pair, shape)
+    )
 
 
-def _interleaved(many: Sequence[Iterator[Points | None]]) -> Iterator[Points | None]:
+def _interleaved(many: Iterable[Iterator[Points | None]]) -> Iterator[Points | None]:
     """Yields one item of each iterator in turn, so that no shape uses up all tries."""
     left = list(many)
     while left:
@@ -154,12 +159,6 @@ def _interleaved(many: Sequence[Iterator[Points | None]]) -> Iterator[Points | N
                 break
             else:
                 left.remove(one)
-
-
-def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[Points | None]:
-    """Yields points on one shape: values of attributes and parameters in turn, each with log ratios and advantages."""
-    made = [_at(pair, c, rng) for c in _valued(pair, shape) if holds_of(pair, c)]
-    yield from _interleaved(made)
 
 
 def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
@@ -258,10 +257,11 @@ def _drifts(
         yield from [(zero, False)] * (12 if reads_policies(pair) else 4)
         return
     points = breakpoints(pair, concrete)
-    logs = {_readable_size(t) for t in points} | set(known.log_ratios)
+    logs = {t if t.denominator < 10**9 else t.limit_denominator(10**6) for t in points} | set(known.log_ratios)
     deviations = {d for t in points if (d := _deviation(t)) is not None}  # exact at a breakpoint
     deviations |= set(known.deviations)
-    acting = {_acts_on_ratios(h) for h in pair}
+    # gates of densities with an exponential have their breakpoints in the ratio
+    acting = {any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities) for h in pair}
     if True in acting:
         deviations |= logs
     for as_ratios, found in ((True, deviations), (False, logs if False in acting else set())):
@@ -293,19 +293,10 @@ def _patterns(
         yield from (tuple(kind) for kind in kinds if not as_ratios or all(d > -1 for d in kind))
 
 
-def _readable_size(t: Fraction) -> Fraction:
-    return t if t.denominator < 10**9 else t.limit_denominator(10**6)
-
-
 def _deviation(t: Fraction) -> Fraction | None:
     """`r - 1` of the log ratio `t`, if `r` is a short rational."""
     r = exact_exp(t).limit_denominator(10**6)
     return r - 1 if r and abs(exact_log(r) - t) < Fraction(1, 10**40) else None
-
-
-def _acts_on_ratios(h: Hierarchy) -> bool:
-    """Whether densities contain an exponential, so that gates have their breakpoints in the ratio."""
-    return any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities)
 
 
 def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
@@ -350,3 +341,68 @@ def _root(
     except (NoValue, TooLarge):
         return None
     return None if y[2] - y[1] != y[1] - y[0] or y[1] == y[0] else -y[0] / (y[1] - y[0])
+
+
+# ---------------------------------------------------------------- the counterexample
+
+
+def witness(
+    pair: Pair,
+    points: tuple[Point, Point],
+    rewards: Sequence[Fraction],
+    token: Token,
+    mine: Mapping[Token, Fraction],
+    yours: Mapping[Token, Fraction],
+    off: Fraction,
+) -> Witness:
+    """The counterexample in words and in numbers: the batch, its policies, and its rewards if there are any."""
+    point, other = points
+    concrete, (leaf, element) = point.concrete, token
+    first, second = (f"'{h.name}'" for h in pair)
+    if first == second:
+        first, second = "the first", "the second"
+    what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
+    named, of_policy = _probabilities(point)
+    of_policies = "".join(f", {named} {_listed(*v)} under {p}" for p, v in of_policy.items())
+    attributes = "".join(f", {a.name} {_listed(*v)}" for a, v in concrete.attributes.items())
+    advantages = f"advantages {_listed(*point.advantages)}"
+    theirs = tuple(dict(zip(other.places, other.advantages, strict=True))[t] for t in mine)
+    if rewards:
+        who = f"both make the {advantages}"
+        if theirs != point.advantages:
+            who = f"{first} makes the {advantages} and {second} {_listed(*theirs)}"
+        advantages = f"rewards {_listed(*rewards)}, of which {who}"
+    text = (
+        f"on {_place(pair, concrete)}{concrete.chosen}{attributes}: with {what} {_listed(*given)}{of_policies} and "
+        f"{advantages}, {leaf} {element + 1} has the coefficient {_listed(mine[token])} in "
+        f"{first} and {_listed(yours[token])} in {second}"
+    )
+    values = {
+        "tokens": [f"{s} {i + 1}" for s, i in mine], what.replace(" ", "_"): given, "advantages": point.advantages,
+        "token": f"{leaf} {element + 1}", "coefficients": tuple(rounded(c, off) for c in mine.values()),
+        "other_coefficients": tuple(rounded(yours[t], off) for t in mine),
+    }  # fmt: skip
+    if rewards:
+        values |= {"rewards": tuple(rewards), "other_advantages": theirs}
+    values |= {f"{named.replace('-', '_')} of {p}": v for p, v in of_policy.items()}
+    return Witness(text, concrete, values)
+
+
+def _probabilities(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
+    """The tokens' probabilities under each policy if all are rational, else their log-probs; and which it is."""
+    if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
+        found = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
+        return "probabilities", found
+    return "log-probs", {p: tuple(map(value_of, values)) for p, values in point.log_probs.items()}
+
+
+def _listed(*values: Fraction) -> str:
+    """Rational numbers; of a long one six digits."""
+    return ", ".join(str(v) if len(str(v)) <= 16 else shown(v) for v in values)
+
+
+def _place(pair: Pair, concrete: Concrete) -> str:
+    """The batch in words, from the finest stratum that has one element, as all coarser strata have."""
+    single = [s for s in pair.shape.order if concrete.size[s] == 1 and pair.shape.above(s)]
+    whole = [s for s in single if all(concrete.size[u] == 1 for u in pair.shape.strata if s in pair.shape.finer(u))]
+    return concrete.describe(whole[-1] if whole else WHOLE)

@@ -29,7 +29,7 @@ from fibration.laws.gates.pieces import extremes
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.claim import Claim, known_at
-from fibration.laws.signs.gathered import formulas
+from fibration.laws.signs.populations import formulas
 
 BETWEEN = ("mean", "largest", "quantile")  # statistics that lie between the values of their formula
 

@@ -47,13 +47,10 @@ from fibration.language.sympy_bridge import (
     to_sympy,
 )  # fmt: skip
 from fibration.laws.signs import polynomial_signs, ranges
-from fibration.laws.signs.arithmetic import added, multiplied, raised, turned, union
-from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, formulas
 from fibration.laws.signs.one_variable import Stretch
 from fibration.laws.signs.polynomial_signs import is_whole
-from fibration.laws.signs.populations import Pair, Populations
-from fibration.laws.signs.presence import Presence, counted
-from fibration.laws.signs.ranges import Range
+from fibration.laws.signs.populations import HAVE_A_VALUE_OF_NONE, Pair, Populations, Presence, counted, formulas
+from fibration.laws.signs.ranges import Range, added, multiplied, raised, turned, union
 
 MOST_STEPS = 2000  # how often an atom is written through its bounds, for one sign
 NEGATIVE: Signs = frozenset({-1})

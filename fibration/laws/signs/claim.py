@@ -18,7 +18,7 @@ from fibration.language.traversal import transform
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import NOT_POSITIVE, Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
-from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, number_of
+from fibration.laws.signs.populations import HAVE_A_VALUE_OF_NONE, number_of
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from fibration.language.traversal import atoms, transform
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases
 from fibration.laws.signs.claim import divided
-from fibration.laws.signs.gathered import number_of, places
 from fibration.laws.signs.neighbourhood import WORDS, Neighbourhood, is_kinked
+from fibration.laws.signs.populations import number_of, places
 
 LONGEST = 60  # characters of a condition that a message quotes
 REFERENCE = LogProb(Policy(OLD))

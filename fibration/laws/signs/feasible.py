@@ -8,7 +8,6 @@ products of counts is tightened to whole numbers, and those of one count are sol
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -20,7 +19,8 @@ from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES, cancelled
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.one_variable import Coefficients, allowed
-from fibration.laws.signs.presence import counted
+from fibration.laws.signs.populations import counted
+from fibration.laws.signs.ranges import of_declared
 
 MOST = 150  # inequalities before an elimination; with more, nothing is decided
 MOST_DEGREE = 12  # of polynomials in one count
@@ -131,16 +131,12 @@ def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
         off = ROUNDED * max(1, abs(value))
         yield {variable: one}, -value + off, False
         yield {variable: -one}, value + off, False
-    atom = ATOM_OF.get(variable)
-    if isinstance(atom, (Parameter, Component)):
-        p = atom.parameter if isinstance(atom, Component) else atom
-        for bound, sign in ((p.lower, 1), (p.upper, -1)):
-            if bound is not None and not math.isinf(bound):
-                yield {variable: sign * one}, -sign * sympy.Rational(str(bound)), True
-    if isinstance(atom, Attribute):
-        for end, sign in zip(atom.ends, (1, -1), strict=True):
+    if isinstance(atom := ATOM_OF.get(variable), (Attribute, Parameter, Component)):
+        declared = of_declared(atom)  # a bound of 0 alone is in the signs above
+        below = declared.open and not declared.closed
+        for end, sign, strict in ((declared.lower, 1, declared.open), (declared.upper, -1, below)):
             if end is not None:
-                yield {variable: sign * one}, -sign * sympy.Rational(end.numerator, end.denominator), False
+                yield {variable: sign * one}, -sign * sympy.Rational(end[0].constant, end[1]), strict
 
 
 def _contradict(rows: Iterable[Row]) -> bool:

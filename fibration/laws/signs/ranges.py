@@ -1,15 +1,16 @@
-"""What is known of one atom: its signs, and the bounds that it may be written through."""
+"""What is known of one atom: its signs, and the bounds that it may be written through. And the arithmetic of signs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from fibration.language.atoms import Attribute, Component, Parameter
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, ZERO, Signs
-from fibration.language.polynomials import Bound, Polynomial, constant, variable
+from fibration.language.polynomials import Bound, Exponent, Polynomial, constant, variable
 from fibration.language.sympy_bridge import atom_number
 
 DIGITS = 30  # of an irrational number
@@ -135,3 +136,33 @@ def _is_0(end: Bound | None) -> bool:
 
 
 _ZERO: Bound = Polynomial({}), 1
+
+
+# ---------------------------------------------------------------- signs of sums, products and powers
+
+
+def union(parts: Iterable[Signs]) -> Signs:
+    return frozenset().union(*parts)
+
+
+def turned(signs: Signs, by: Fraction | int) -> Signs:
+    """The signs of `by` times a value with these signs."""
+    return signs if by > 0 else frozenset(-s for s in signs) if by < 0 else ZERO
+
+
+def multiplied(a: Signs, b: Signs) -> Signs:
+    return frozenset(s * t for s in a for t in b)
+
+
+def raised(signs: Signs, power: Exponent) -> Signs:
+    if power < 0 and 0 in signs:
+        return ANY
+    return signs if power % 2 else frozenset(s * s for s in signs)
+
+
+def added(parts: Sequence[Signs]) -> Signs:
+    """The signs of a sum. It is not 0 if no two terms have opposite signs and one term is never 0."""
+    possible = union(parts)
+    if possible >= NOT_ZERO:
+        return ANY
+    return possible - ZERO if any(0 not in s for s in parts) else possible | ZERO
