@@ -28,7 +28,7 @@ from fibration.language.atoms import BATCH, Count, Reading, Stratum, advantage, 
 from fibration.language.hierarchy import gates
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
-from fibration.laws.gates.contributions import Lines, contribution, reads_batch, slopes
+from fibration.laws.gates.contributions import Lines, contribution, held, reads_batch, slopes
 from fibration.laws.gates.coordinates import X
 from fibration.laws.gates.pieces import Line, Piece, extremes, text
 from fibration.laws.gates.reach import domain
@@ -104,9 +104,8 @@ class Amplified:
 
     def _attempt(self, bound: Callable[[Lines], Bound], side: int) -> Bound:
         """The bound for advantages of one sign."""
-        held = {k: [line for line in found or () if _holds(line, side)] for k, found in self.table.items()}
         try:
-            return bound(held)
+            return bound(held(self.table, side))
         except NotCertified as reason:
             return Bound(why=str(reason))
 
@@ -150,7 +149,8 @@ class Amplified:
 
     def _is_apart(self, table: Lines) -> bool:
         """Whether tokens that enter one coefficient have advantages of one sign, because a gate there reads them."""
-        coupled = [u for u in self.h.order if u not in self.h.leaves and any(self._couplings(u, table))]
+        inner = (u for u in self.h.order if u not in self.h.leaves)
+        coupled = [u for u in inner if any(self._difference(u, c, table) for c in self.channels)]
         return all(self.read & {u, *self.h.coarser(u)} for u in coupled)
 
     # ------------------------------------------------------------ a score estimator
@@ -305,10 +305,6 @@ class Amplified:
         _check_length([most])
         return most
 
-    def _couplings(self, u: Stratum, table: Lines) -> Iterator[bool]:
-        for channel in self.channels:
-            yield bool(self._difference(u, channel, table))
-
     def _difference(self, u: Stratum, channel: str, table: Lines) -> list[Any]:
         """Candidates for `sup |G_u - Σ_v c_u·G_v|` over the tokens that lie over `u`; [] if it is 0."""
         found = []
@@ -397,8 +393,3 @@ def _largest(values: list[Any], assume: Assumptions) -> Any:
     found = extremes(list(dict.fromkeys(values)), assume, 1)
     shared = set.intersection(*(set(sympy.Add.make_args(v)) for v in found))
     return sum(shared, sympy.Integer(0)) + sympy.Max(*(v - sum(shared, sympy.Integer(0)) for v in found))
-
-
-def _holds(line: Line, side: int) -> bool:
-    """Whether a line of a gate can hold for advantages of this sign."""
-    return side in line.assume.extra.get(symbol(advantage), frozenset({side}))

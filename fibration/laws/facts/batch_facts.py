@@ -11,7 +11,6 @@ from fibration.language.atoms import Count, Density, Stratum, Summary, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.order import Ordered
-from fibration.language.penalties import Penalty
 from fibration.language.places import is_beyond_rows, whole_batch
 from fibration.language.report import NOTE, Fact
 from fibration.language.statistics import atoms_within, within
@@ -62,7 +61,7 @@ def _needed(h: Hierarchy) -> Iterator[str]:
     levels += [f.weight for f in h.fibrations if not is_beyond_rows(h, f.target)]
     read = [at(e, leaf) for e in h.objective.formulas for leaf in h.leaves]
     given = [] if h.advantages is None else [h.advantages]
-    given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
+    given += [e for p in h.penalties.values() for e in (p.formula, *(p.objective.formulas if p.objective else ()))]
     inner = [e for formula in (*read, *levels, *given) for e in within(formula)]
     measures = (a for e in inner for a in atoms(e, Count, Total))
     yield from (str(a) for a in measures if is_beyond_rows(h, a.over))
@@ -79,10 +78,6 @@ def _needed(h: Hierarchy) -> Iterator[str]:
             yield from (f"{a} of what the penalty '{name}' keeps" if kept else a for a in counted)
         elif p.over is not None:
             yield f"how many there are of what the penalty '{name}' is read over, {p.over}"
-
-
-def _formulas_of(p: Penalty) -> tuple[Expression, ...]:
-    return () if p.objective is None else p.objective.formulas
 
 
 # ---------------------------------------------------------------- blocks

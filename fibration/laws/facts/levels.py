@@ -102,21 +102,14 @@ class _Pulls:
         by_rows = over in self.shape.coarser(rows) and of_row is not None and is_centred(self.h, of_row, over, rows)
         return by_rows or is_centred(self.h, self.sums.mu, over, None)
 
-    def _has_equal_rows(self, over: Stratum) -> bool:
-        """Whether `μ` adds up to the same over all rows of one element."""
-        return self._is_one_number(self.sums.over(self.h.rows), over)
-
-    def _has_equal_tokens(self, over: Stratum) -> bool:
-        return self._is_one_number(self.sums.mu, over)
-
     def _is_one_number(self, value: Any, over: Stratum) -> bool:
         return value is not None and all(self.sums.shared(ATOM_OF[s], over) for s in value.free_symbols)
 
     def condition(self, stratum: Stratum) -> str:
         """What advantages of a call must be for the level to be idle."""
-        if self._has_equal_rows(stratum):
+        if self._is_one_number(self.sums.over(self.h.rows), stratum):
             return f"where the advantages of the {plural(self.h.rows.name)} of every {stratum} sum to 0"
-        if self._has_equal_tokens(stratum):
+        if self._is_one_number(self.sums.mu, stratum):
             return f"where the advantages of the tokens of every {stratum} sum to 0"
         return f"where Σ μ·A is 0 over every {stratum}"
 

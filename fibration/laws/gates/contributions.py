@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Reading, Stratum, Summary
+from fibration.language.atoms import Density, Reading, Stratum, Summary, advantage
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, ZERO, Signs, where
 from fibration.language.policies import LogProb
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy
@@ -31,6 +31,12 @@ def reads_batch(value: Any) -> bool:
         isinstance(from_sympy(s), (Density, Reading, LogProb, Summary))
         for s in sympy.sympify(value).free_symbols - {RHO}
     )
+
+
+def held(table: Lines, side: int) -> Lines:
+    """The lines of each gate that can hold for advantages of this sign."""
+    own = symbol(advantage)
+    return {k: [n for n in found or () if side in n.assume.extra.get(own, {side})] for k, found in table.items()}
 
 
 def contribution(stratum: Stratum, table: Lines, subject: Subject, known: str) -> tuple[Any, Any] | None:

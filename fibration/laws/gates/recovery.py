@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
+
+import sympy
 
 from fibration.language.atoms import Stratum, advantage, mass, token_log_ratio
 from fibration.language.decompositions import Decomposition, log_ratio, ratio_deviation, signed_log_ratio
@@ -22,7 +26,6 @@ from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.gates.coordinates import X, composed, log_of
-from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.signs.assumptions import Assumptions
@@ -86,13 +89,29 @@ def recovers_case_by_case(whole: Expression, known: Assumptions) -> str | None:
                     difference = difference.subs(X, 0)
                 if vanishes(difference):
                     lines.append(f"{word}: log R(F(r)) = {show(log_ratio) if sign else '0'}")
-                elif is_the_ratio(case.sympy()):
+                elif _is_the_ratio(case.sympy()):
                     lines.append(f"{word}: R(F(r)) = exp(x)")
                 else:
                     return None
     except TooManyCases:
         return None
     return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x") or None
+
+
+def _is_the_ratio(value: Any) -> bool:
+    """Whether a branch-free formula is `exp(x)` where it has a value: powers of rational functions of `exp(x)`.
+
+    Hyperbolic tangents are written in exponentials. sympy turns exponentials of logarithms into powers, and simplifies
+    roots of `exp(x/n)`, which is above 0.
+    """
+    value = value.replace(sympy.tanh, lambda a: 1 - 2 / (1 + sympy.exp(2 * a)))
+    multiples = [a.args[0] / X for a in value.atoms(sympy.exp) if a.args[0].has(X)]
+    if not all(m.is_Rational for m in multiples):
+        return False
+    e, n = sympy.Dummy("e", positive=True), math.lcm(1, *(m.q for m in multiples))
+    value = value.replace(sympy.exp, lambda a: e ** (a / X * n) if a.has(X) else sympy.exp(a))
+    value = value.replace(lambda v: v.is_Pow and not v.exp.is_Integer, lambda v: sympy.factor(v.base) ** v.exp)
+    return not value.has(X) and vanishes(value - e**n)
 
 
 NEAR, FAR = -12, 2  # powers of ten between which log ratios at branch changes are searched

@@ -1,20 +1,24 @@
-"""Kernels on small concrete hierarchies: the weights of the elements over each element."""
+"""Kernels on small concrete hierarchies: weights over an element, and sums of residuals of one token's density."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.language.exact import TooLarge
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
+from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
+from fibration.language.order import Ordered
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import places_of
+from fibration.laws.batches.concrete import Concrete, Witness, lies, rounding, token_masses
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.values.numerals import in_full, plural, rounded
 
+MOST_ELEMENTS = 60  # of all strata together: sums are taken for each token and each coarser element
 Cover = tuple[Fibration, ...]
-
-
 Fibre = list[tuple[Fibration, int, Fraction | None]]  # source elements over one target element; None: without a value
 
 
@@ -36,3 +40,101 @@ def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]
             except TooLarge:
                 continue
             yield concrete, b, fibre
+
+
+# ---------------------------------------------------------------- sums of residuals
+
+
+def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
+    """A witness: a token whose density has residuals that do not sum to 0 over some coarser element."""
+    groups = list(_groups(h, v))
+    if not groups:
+        return None
+    weights = [f.weight for f in h.fibrations]
+    densities = [h.with_mass(e, leaf) for _, e in h.decomposition.densities[:1] for leaf in h.leaves]
+    tolerance = rounding(*weights)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        try:
+            m = token_masses(h, concrete)
+        except (NoValue, TooLarge):
+            return None
+        if any(x <= 0 for values in m.values() for x in values):
+            return None
+        for leaf, i in places_of(h, concrete):
+            for u, members in groups:
+                sums = summed(h, concrete, m, leaf, i, u, members)
+                bad = next((b for b, total in enumerate(sums) if abs(total) > tolerance), None)
+                if bad is not None:
+                    unit, size = _unit(h, concrete, leaf, i)
+                    of = " and ".join(s.name for s in members)
+                    value = rounded(sums[bad] * size, tolerance)
+                    text = (
+                        f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
+                        f"{u} {bad + 1} sum to {in_full(value)}"
+                    )
+                    values = {
+                        "leaf": leaf.name, "token": i, "density": size, "stratum": [s.name for s in members],
+                        "over": u.name, "element": bad, "sum": value,
+                    }  # fmt: skip
+                    return Witness.on(concrete, text, values)
+        return None
+
+    batches = concretes(h, [*weights, *densities], caps.ORTHOGONALITY)
+    return find((c for c in batches if sum(c.size.values()) <= MOST_ELEMENTS), fails)
+
+
+def _groups(h: Hierarchy, v: Stratum) -> Iterator[tuple[Stratum, tuple[Stratum, ...]]]:
+    """The coarser strata over which residuals must sum to 0, each with the strata that are summed together."""
+    shape = h.shape
+    for u in shape.coarser(v):
+        if shape.leaves_over(u) == shape.leaves_over(v):
+            yield u, (v,)
+        elif edge := next((f for f in shape.below(v) if f.target == u), None):
+            for cover in [c for c in shape.covers(u) if edge in c] or [(edge,)]:
+                yield u, tuple(f.source for f in cover)
+
+
+def summed(
+    h: Hierarchy,
+    concrete: Concrete,
+    m: dict[Stratum, list[Fraction]],
+    leaf: Stratum,
+    token: int,
+    u: Stratum,
+    members: tuple[Stratum, ...],
+) -> list[Fraction]:
+    """`π_{u*} ρ` for the density that is 1 on one token, on every element of `u`."""
+    shape = h.shape
+
+    def sigma(s: Stratum, e: int) -> int:
+        return int(s in (leaf, *shape.coarser(leaf)) and concrete.below(leaf, token, s) == e)
+
+    sums = [Fraction(0)] * concrete.size[u]
+    for v in members:
+        c = shape.moebius(v)
+        for a in range(concrete.size[v]):
+            base = {w: concrete.below(v, a, w) for w in c}
+            pulled = (n * m[v][a] / m[w][base[w]] * sigma(w, base[w]) for w, n in c.items())
+            sums[concrete.below(v, a, u)] += sigma(v, a) - sum(pulled, Fraction(0))
+    return sums
+
+
+def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str, Fraction]:
+    """The density of a token with log ratio 1, if it is rational and reads only that token; else a density of 1."""
+    density = h.with_mass(h.decomposition.densities[0][1], leaf)
+    if not rounding(density) and not atoms(density, Ordered):
+        value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1), advantage: Fraction(1)})
+        if value is not None:
+            return "log ratio 1", value
+    return "density 1", Fraction(1)
+
+
+def _layout(concrete: Concrete, stratum: Stratum) -> str:
+    """Where the elements in question lie."""
+    shape = concrete.shape
+    crossings = (s for s in (stratum, *shape.coarser(stratum)) if s in shape.crossings())
+    text = next((t for s in crossings if (t := lies(concrete, s))), "")
+    if not text and concrete.size[stratum] > 1:
+        text = f"{plural(stratum.name)}: {concrete.size[stratum]}"
+    return f"{text}; " if text else ""

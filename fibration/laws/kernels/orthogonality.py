@@ -18,8 +18,7 @@ from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Witness
-from fibration.laws.kernels.kernel_search import Cover
-from fibration.laws.kernels.orthogonality_search import residuals_that_do_not_sum_to_0
+from fibration.laws.kernels.kernel_search import Cover, residuals_that_do_not_sum_to_0
 from fibration.laws.kernels.projections import Projections
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
 from fibration.laws.remedies import Fix, Offers, Otherwise

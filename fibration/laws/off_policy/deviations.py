@@ -1,8 +1,9 @@
-"""Positivity of ratio deviations over several levels with bounded gates: `1 + Σ h_v > 0` on every leaf.
+"""Positivity of ratio deviations over several levels: `1 + Σ h_v > 0` on every leaf.
 
-There are two arguments. The most that all levels can subtract is less than 1. Or the deviations of a token and of its
-means are examined together, branch by branch: every mean of ratios is above 0, so a token clipped far below its
-trajectory cannot belong to a trajectory that is low itself.
+There are three arguments. `𝒢 = 1 + D`, or `1 + D_+ - D_-`, stays between 1 and `r` if `D` lies between 0 and the
+token's own density. The most that all levels can subtract is less than 1. Or the deviations of a token and of its means
+are examined together, branch by branch: every mean of ratios is above 0, so a token clipped far below its trajectory
+cannot belong to a trajectory that is low itself.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from sympy import oo
 from fibration.language.atoms import Density, Reading, Stratum, residual
 from fibration.language.expressions import Expression
 from fibration.language.operators import POSITIVE
-from fibration.language.sympy_bridge import symbol
+from fibration.language.sympy_bridge import cancelled, symbol
 from fibration.language.traversal import substitute
 from fibration.laws.gates.coordinates import intensive, lines
 from fibration.laws.gates.pieces import Line
 from fibration.laws.gates.reach import domain
-from fibration.laws.off_policy.shrinking import facts_of, is_impossible
-from fibration.laws.on_policy.levels_together import usable
+from fibration.laws.on_policy.levels_together import Stack, stacks, usable
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.subject import Subject
@@ -82,13 +82,13 @@ def _branches_above_minus_1(subject: Subject, leaf: Stratum, path: list[Stratum]
     except TooManyCases:
         return False
     means = [symbol(ratio[s]) for s in reversed(path)]
-    return all(_is_above_minus_1(case, assume, means) or is_impossible(case, assume) for case in branches)
+    return all(_is_above_minus_1(case, assume, means) or _is_impossible(case, assume) for case in branches)
 
 
 def _is_above_minus_1(case: Case, assume: Assumptions, means: list[Any]) -> bool:
     """Whether `1 + D` is above 0 after subtracting some values that the branch's conditions keep at or above 0."""
     whole = 1 + case.sympy()
-    facts = [_per_mean(fact, assume, means) for fact in facts_of(case) if fact.has(*means)]
+    facts = [_per_mean(fact, assume, means) for fact in _facts_of(case) if fact.has(*means)]
     slopes = [[sympy.diff(value, q) for q in means] for value in (whole, *facts)]
     for n in range(MOST_LEVELS + 1):
         for chosen in itertools.combinations(range(len(facts)), n):
@@ -105,3 +105,56 @@ def _per_mean(fact: Any, assume: Assumptions, means: list[Any]) -> Any:
     factor = next(sympy.diff(fact, q) for q in means if fact.has(q))
     signs = assume.signs(factor)
     return sympy.expand(fact / factor) if signs == {1} else -sympy.expand(fact / factor) if signs == {-1} else fact
+
+
+# ---------------------------------------------------------------- between 0 and the own density
+
+
+def shrinks(subject: Subject, known: str) -> bool:
+    """Whether the gates over every leaf add up to something between 0 and the leaf's own density."""
+    if known not in ("deviation", "split deviation") or not usable(subject) or not subject.proved("recovery"):
+        return False
+    if subject.hierarchy.orthogonalise is not None:
+        return False  # effects of a projection have no sign that could be used
+    signs = (1,) if known == "split deviation" else (1, -1)
+    return all(_between(stack, sign) for stack in stacks(subject) for sign in signs)
+
+
+def _between(stack: Stack, sign: int) -> bool:
+    own = symbol(Density(stack.leaf, stack.channel))
+    assume = stack.assume.with_signs({own: frozenset({0, sign})})
+    try:
+        [mass] = cases(stack.h.masses[stack.leaf], assume)
+        branches = cases(stack.added, assume)
+    except (ValueError, TooManyCases):
+        return False
+    if assume.signs(mass.sympy()) != {1}:
+        return False
+    for case in branches:
+        facts = _facts_of(case)
+        if _is_impossible(case, assume):
+            continue
+        added = cancelled(sympy.together(case.sympy() * mass.sympy()))
+        if not (_is_at_least_0(sign * added, facts, assume) and _is_at_least_0(sign * (own - added), facts, assume)):
+            return False
+    return True
+
+
+def _facts_of(case: Case, but: Any = None) -> list[Any]:
+    """The values that a branch's conditions keep at or above 0; without the condition on `but`."""
+    return [d if -1 not in signs else -d for d, signs in case.signs if d != but and not {-1, 1} <= signs]
+
+
+def _is_impossible(case: Case, assume: Assumptions) -> bool:
+    """Whether one condition of a branch contradicts the others."""
+    for d, signs in case.signs:
+        others = _facts_of(case, but=d)
+        if signs in ({-1}, {1}) and _is_at_least_0(-d if signs == {1} else d, others, assume):
+            return True
+    return False
+
+
+def _is_at_least_0(value: Any, facts: list[Any], assume: Assumptions) -> bool:
+    """Whether a value, less up to two of the facts (which are not below 0), is not below 0."""
+    chosen = itertools.chain.from_iterable(itertools.combinations(facts, n) for n in range(3))
+    return any(-1 not in assume.signs(sympy.expand(value - sum(some))) for some in chosen)

@@ -114,21 +114,23 @@ def _of_score(subject: Subject) -> Decision:
     return following(unproved("hierarchy", found, remedy, witness), subject.first_failure("recovery", "positivity"))
 
 
-def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
+def _of_gate(subject: Subject, stratum: Stratum, but: str = "") -> Decision:
+    """The decision for a gate; `but`: for all of the law except this fault."""
     h, gate = subject.hierarchy, subject.hierarchy.gates[stratum]
     channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
-    undecided = [pushed for pushed in channels if not pushed.is_kept()]
+    undecided = [pushed for pushed in channels if not pushed.is_kept(but)]
     if not undecided:
-        return proved(
-            topic.gate(stratum),
-            f"{gate}: a pull towards residual 0 keeps its sign; an outward pull, once stopped, stays stopped",
-        )
+        kept = f"{gate}: a pull towards residual 0 keeps its sign; an outward pull, once stopped, stays stopped"
+        return proved(topic.gate(stratum), REST[but] if but else kept)
+    found: list[Fault] = []
+    witness = None
     for pushed in undecided:
-        found = pushed.faults()
-        witness = _witness(pushed, found, frozenset(ANYWHERE))
+        found = pushed.faults(but)
+        witness = _witness(pushed, found, frozenset(ANYWHERE) - {but})
         if found or witness:
-            return _refused(subject, stratum, found, witness)
-    return _refused(subject, stratum, [], None)
+            break
+    decision = _refused(subject, stratum, found, witness)
+    return replace(decision, remedy=decision.remedy[:-1], required=REST[but]) if but else decision
 
 
 def _witness(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
@@ -208,26 +210,9 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     given_up = {v.subject: v.fault for v in subject.verdicts if v.law == LAW.name and v.fault}
     for stratum in subject.hierarchy.order:
         if fault := given_up.get(topic.gate(stratum)):
-            yield _rest_of_gate(subject, stratum, fault)
+            yield _of_gate(subject, stratum, fault)
     if fault := given_up.get("decomposition"):
         yield _of_decomposition(subject, fault)
-
-
-def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
-    h, name = subject.hierarchy, topic.gate(stratum)
-    channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
-    undecided = [pushed for pushed in channels if not pushed.is_kept(but=fault)]
-    if not undecided:
-        return proved(name, REST[fault])
-    others: list[Fault] = []
-    witness = None
-    for pushed in undecided:
-        others = pushed.faults(but=fault)
-        witness = _witness(pushed, others, frozenset(ANYWHERE) - {fault})
-        if others or witness:
-            break
-    rest = _refused(subject, stratum, others, witness)
-    return replace(rest, remedy=rest.remedy[:-1], required=REST[fault])
 
 
 LAW = Law("inward", STATEMENT, decide_inward, remainder=remainder)

@@ -231,7 +231,8 @@ def _sizes(
 
     Nothing if every residual is 0, so that such batches do not use up the points that the search tries.
     """
-    known = spans and not any(map(_reads_tokens, (e for span in spans for e in span if e is not None)))
+    ends_of = (e for span in spans for e in span if e is not None)
+    known = spans and not any(atoms(e, Reading, Density, LogProb, Summary) for e in ends_of)
     one = Fraction(1, 2)
     point = _point(h, concrete, way, one, (Fraction(1),) * len(way), of)
     drifted = None if point is None else _attempt(lambda: list(residuals(point, stratum, channel)))
@@ -245,11 +246,6 @@ def _sizes(
             ends = [None if e is None else concrete.attempt(e, stratum, element) for e in (low, high)]
             found |= {rho / unit for rho in _within(*ends) if rho / unit > 0}
     return sorted(found)
-
-
-def _reads_tokens(end: Expression) -> bool:
-    """Whether an end of a span depends on the advantages, log-probs or densities of a batch."""
-    return bool(atoms(end, Reading, Density, LogProb, Summary))
 
 
 def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
@@ -325,7 +321,8 @@ def _witness(
     kind = "ratios" if of == "deviation" else "log ratios"
     drift = point.ratios if of == "deviation" else point.log_ratios
     assert drift is not None
-    many = len(drift) > 1
+    many, a = len(drift) > 1, point.advantages
+    given = f"advantage {a[0]}" if len(set(a)) == 1 else f"advantages {in_brief(*a)}"
     who = "it" if stratum in h.leaves and not many else f"{stratum} {level.element + 1}"
     side = f' on channel "{channel}"' if channel else ""
     beside = f" instead of μ·A·r = {in_brief(*ungated)}"
@@ -334,7 +331,7 @@ def _witness(
     if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
         beside = ", all of μ·A·r" if what != TURNED else ", those of μ·A·r: other tokens make up for it on this batch"
     text = (
-        f"{in_batch(h, concrete)} with {_advantages_in_words(point.advantages)} and {kind if many else kind[:-1]} "
+        f"{in_batch(h, concrete)} with {given} and {kind if many else kind[:-1]} "
         f"{in_brief(*drift)}, "
         f"{who}{side} has the residual {in_brief(level.residual)} and {why}: the "
         f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {in_brief(*coefficients)}{beside}"
@@ -348,10 +345,6 @@ def _witness(
     if other is not None:
         values["beside"] = other.advantages if what == LOST else other.ratios or other.log_ratios
     return Witness.on(concrete, text, values)
-
-
-def _advantages_in_words(advantages: Sequence[Fraction]) -> str:
-    return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {in_brief(*advantages)}"
 
 
 def negative_ratio(h: Hierarchy) -> Witness | None:

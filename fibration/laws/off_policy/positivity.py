@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-import sympy
 from sympy import oo
 
 from fibration.language.atoms import Summary, advantage, gated, in_channel, mass, residual
@@ -22,17 +21,14 @@ from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
-from fibration.laws.gates.pieces import Piece, pieces
+from fibration.laws.gates.coordinates import coordinate, is_logarithmic, normal_recovery
 from fibration.laws.gates.reach import domain
 from fibration.laws.gates.recovery import scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy import positivity_search
-from fibration.laws.off_policy.deviations import stay_above_minus_1
-from fibration.laws.off_policy.shrinking import shrinks
+from fibration.laws.off_policy.deviations import shrinks, stay_above_minus_1
 from fibration.laws.on_policy.identity import gate_without_a_value
 from fibration.laws.remedies import Fix, Offers, Otherwise, bounded, gate_to_write
-from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
@@ -93,13 +89,10 @@ def why_positive(subject: Subject, known: str, recovery: str) -> str | None:
     """The argument that gated ratios are positive if everything has a value; None if there is none."""
     if is_logarithmic(subject.hierarchy):
         return f"𝒢(r) = {recovery} > 0 for every real argument"
-    if _stays_above_minus_1(subject, known):
-        return "1 + g(ρ) > 0 on every piece of the gate, for ρ = r - 1 > -1"
     if shrinks(subject, known):
         return "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
-    if known == "deviation" and (argument := stay_above_minus_1(subject)):
-        return argument
-    return why_positive_everywhere(subject) or why_positive_alone(subject)
+    argument = why_positive_everywhere(subject) or why_positive_alone(subject)
+    return argument or (stay_above_minus_1(subject) if known == "deviation" else None)
 
 
 def why_positive_everywhere(subject: Subject) -> str | None:
@@ -157,33 +150,6 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Required]:
             yield _Required(f"a token's density is {density}", claim, cause)
         recovery = h.with_mass(h.decomposition.recovery, leaf)
         yield _Required(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
-
-
-def _stays_above_minus_1(subject: Subject, known: str) -> bool:
-    """Whether, on one stratum in deviation coordinates, every piece of the gate on `ρ > -1` stays above -1."""
-    h = subject.hierarchy
-    if len(h.order) > 1 or known != "deviation":
-        return False
-    found = pieces(intensive(h, h.leaves[0], ""), subject.assume.with_signs({1 + RHO: POSITIVE}))
-    return found is not None and all(_piece_stays_above_minus_1(p, line.assume) for line in found for p in line.pieces)
-
-
-def _piece_stays_above_minus_1(p: Piece, assume: Assumptions) -> bool:
-    if p.high != oo:  # a ratio r = 1 + ρ > 0 lies here only if the piece extends above ρ = -1
-        if assume.signs(p.high + 1) <= {-1, 0}:
-            return True
-        assume = assume.with_signs({p.high + 1: POSITIVE})
-    # the infimum lies at an end, because a piece that is not monotone is not accepted
-    low_end = p.low if p.low != -oo and assume.signs(p.low + 1) == {1} else sympy.Integer(-1)
-    slope = sympy.diff(p.value, RHO)
-    direction = p.direction(assume)
-    if direction == 0:
-        return bool(assume.signs(p.value + 1) == {1})
-    if direction == 1:
-        # at the open end r -> 0 a rising piece may tend to 0, since r > 0 is strict
-        signs = assume.signs(p.value.subs(RHO, low_end) + 1)
-        return bool(signs == {1} or (low_end == -1 and signs <= {0, 1} and assume.signs(slope) == {1}))
-    return bool(direction == -1 and p.high != oo and assume.signs(p.value.subs(RHO, p.high) + 1) == {1})
 
 
 def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:

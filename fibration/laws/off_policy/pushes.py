@@ -42,27 +42,21 @@ class Fault:
     spans: tuple[tuple[Any, Any], ...]  # of residuals, in units of the leaf measure
 
 
-def way_up(subject: Subject, channel: str) -> int | None:
-    """1 if ratios rise with the density on a channel, -1 if they fall; None if that is not known."""
-    found = recovery_slopes(subject, channel)
-    return next(iter(found)) if found in ({1}, {-1}) else None
-
-
 def _have_slopes(subject: Subject) -> bool:
     """Whether no root in `R(F(r))` that moves with `r` is ever 0: every pull passes through the slopes of both."""
     h = subject.hierarchy
+
+    def is_ratio(symbol: Any) -> bool:
+        return bool(symbol == X)
+
     try:
         return all(
-            case.defined(subject.at(leaf), tuple(n.of_slopes(_is_ratio) for n in case.needs if X in n.moved_by))
+            case.defined(subject.at(leaf), tuple(n.of_slopes(is_ratio) for n in case.needs if X in n.moved_by))
             for leaf in h.leaves
             for case in cases(composed(h, leaf), subject.at(leaf))
         )
     except TooManyCases:
         return False
-
-
-def _is_ratio(symbol: Any) -> bool:
-    return bool(symbol == X)
 
 
 @dataclass(frozen=True)
@@ -118,8 +112,9 @@ class Pushed:
         base = self.base
         if base not in map(symbol, atoms(self.gate)):
             return dict.fromkeys(WAYS, assume)
-        if (up := way_up(self.subject, self.channel)) is None:
+        if (ways := recovery_slopes(self.subject, self.channel)) not in ({1}, {-1}):
             return None
+        (up,) = ways  # whether ratios rise or fall with the density
         return {p: assume.with_signs({base: frozenset({p * up})}) for p in WAYS}
 
     def is_kept(self, but: str = "") -> bool:

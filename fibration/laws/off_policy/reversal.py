@@ -25,9 +25,9 @@ from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.sympy_bridge import symbol, vanishes
+from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import atoms, substitute
-from fibration.laws.gates.contributions import Lines, slopes
+from fibration.laws.gates.contributions import Lines, held, slopes
 from fibration.laws.gates.coordinates import recovery_slopes
 from fibration.laws.gates.pieces import Line, Piece, pieces
 from fibration.laws.law import Proved
@@ -69,8 +69,7 @@ def _of_levels(subject: Subject, table: Lines, known: str) -> Proved | None:
     for channel, side in itertools.product(h.decomposition.channels, SIDES):
         if channel and (side == 1) == (channel == "+"):
             continue  # what the advantage pushes out
-        held = {k: [line for line in found or () if _holds(line, side)] for k, found in table.items()}
-        if any(found is None for found in table.values()) or not _rise(subject, channel, held, known):
+        if None in table.values() or not _rise(subject, channel, held(table, side), known):
             return None
     return Proved(
         "towards residual 0 no level passes on less of a pull than the level over it, and none turns it round"
@@ -94,10 +93,14 @@ def _ratios_rise(subject: Subject, table: Lines) -> bool:
         own = h.with_mass(h.decomposition[channel], leaf)
         return pieces(substitute(own, {token_log_ratio: residual}), subject.at(leaf))
 
+    def passes(channel: str) -> bool:
+        """Whether all levels pass everything, or the coarsest one alone passes anything."""
+        if all(_has_slope(1, table[s, channel]) for s in h.order):
+            return True
+        return _rises(table[root, channel]) and all(_has_slope(0, table[s, channel]) for s in h.order[1:])
+
     return all(
-        -1 not in recovery_slopes(subject, channel)
-        and _rises(density(channel))
-        and (_passes_all(h, channel, table) or _root_alone_passes(h, channel, table))
+        -1 not in recovery_slopes(subject, channel) and _rises(density(channel)) and passes(channel)
         for channel in h.decomposition.channels
     )
 
@@ -116,15 +119,6 @@ def _passes_up(p: Piece, assume: Assumptions) -> bool:
     return -1 not in assume.signs(p.slope.subs(RHO, p.low)) if p.is_point else p.passes(assume) in (0, 1)
 
 
-def _passes_all(h: Hierarchy, channel: str, table: Lines) -> bool:
-    return all(_has_slope(1, table[s, channel]) for s in h.order)
-
-
-def _root_alone_passes(h: Hierarchy, channel: str, table: Lines) -> bool:
-    root, *others = h.order
-    return _rises(table[root, channel]) and all(_has_slope(0, table[s, channel]) for s in others)
-
-
 def _has_slope(slope: int, lines: list[Line] | None) -> bool:
     return lines is not None and all(vanishes(p.slope - slope) for line in lines for p in line.pieces)
 
@@ -138,7 +132,8 @@ def one_advantage(h: Hierarchy) -> bool:
 def _passes_alike(subject: Subject, u: Stratum, table: Lines, known: str) -> bool:
     """Whether a level and all levels directly over it have one slope, the same for all."""
     found = []
-    for s, channel in itertools.product((u, *(f.source for f in subject.hierarchy.shape.above(u))), _channels(subject)):
+    h = subject.hierarchy
+    for s, channel in itertools.product((u, *(f.source for f in h.shape.above(u))), h.decomposition.channels):
         ends = slopes(s, channel, table, subject, known)
         if ends is None:
             return False
@@ -146,14 +141,10 @@ def _passes_alike(subject: Subject, u: Stratum, table: Lines, known: str) -> boo
     return all(vanishes(v - found[0]) for v in found)
 
 
-def _channels(subject: Subject) -> tuple[str, ...]:
-    return subject.hierarchy.decomposition.channels
-
-
-def _rise(subject: Subject, channel: str, held: Lines, known: str) -> bool:
+def _rise(subject: Subject, channel: str, table: Lines, known: str) -> bool:
     """Whether slopes are at least 0 on leaves, and no slope is below one of the levels directly over it."""
     h = subject.hierarchy
-    ends = {s: slopes(s, channel, held, subject, known) if held[s, channel] else None for s in h.order}
+    ends = {s: slopes(s, channel, table, subject, known) if table[s, channel] else None for s in h.order}
     for s in h.order:
         if (own := ends[s]) is None:
             return False
@@ -167,8 +158,3 @@ def _rise(subject: Subject, channel: str, held: Lines, known: str) -> bool:
 
 def _are_at_least(subject: Subject, lows: list[Any], highs: list[Any]) -> bool:
     return all(-1 not in subject.assume.signs(low - high) for low, high in itertools.product(lows, highs))
-
-
-def _holds(line: Line, side: int) -> bool:
-    """Whether a line of a gate can hold for advantages of this sign."""
-    return side in line.assume.extra.get(symbol(advantage), frozenset({side}))
