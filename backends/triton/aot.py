@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,16 +165,7 @@ def compile_kernels(
     Calls share nothing, not even a cache on disk, so that any number of processes may compile at once.
     """
     target = target_of(arch)
-    jobs = [
-        {
-            "kernel": r.kernel,
-            "signature": dict(r.signature),
-            "constexprs": dict(r.constexprs),
-            "target": target,
-            "options": {"num_warps": r.num_warps, "num_stages": r.num_stages},
-        }
-        for r in requests
-    ]
+    jobs = [asdict(request) | {"target": target} for request in requests]
     with tempfile.TemporaryDirectory(prefix="fibration-aot-") as folder:
         answer = _run(Path(folder), {"source": alone(source), "shared": shared(), "filename": filename, "jobs": jobs})
         if "error" in answer:
@@ -235,9 +226,10 @@ def _run(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     )
     answer = folder / "answer.json"
     if not answer.exists():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BackendError(
             "the triton compiler died",
-            found=f"exit status {done.returncode}: {_last_line(done.stderr)}",
+            found=f"exit status {done.returncode}: {last}",
             remedy="this is a defect of Triton or of the generated kernel; try another version of triton",
         )
     result: dict[str, Any] = json.loads(answer.read_text())
@@ -265,7 +257,3 @@ def _failure(kernel: str, arch: str, error: Mapping[str, Any]) -> BackendError:
         found=f"{error['kind']}: {error['message']}",
         remedy="this is a defect of the generated kernel or of this version of triton, not of the hierarchy",
     )
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
