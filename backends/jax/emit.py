@@ -8,16 +8,15 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
-import math
-import textwrap
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from fibration.backends.bodies import Language, call, in_parentheses
+from fibration.backends.bodies import Language, call
 from fibration.backends.jax.signature import Signature, signature
+from fibration.backends.vectors import constant, inputs_and_results, statement
 from fibration.compiler.caller import Caller
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import Const, Node, Quantile, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.compiler.schedule import Schedule, Step, schedule
@@ -189,55 +188,27 @@ def _refuse(program: Program, caller: Caller) -> None:
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
-    program = schedule.program
-    width = max((len(program.given[i]) for i in program.inputs), default=0)
-    about = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
-    stored = {v for n in program.nodes() if isinstance(n, Quantile) for v in n.values}
-    lines = [line for step in schedule.steps if isinstance(step, Step) for line in _step(step, schedule, stored)]
-    results = "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
+    about, results = inputs_and_results(schedule)
+    stored = {v for n in schedule.program.nodes() if isinstance(n, Quantile) for v in n.values}
+    lines = []
+    for step in schedule.steps:
+        assert isinstance(step, Step)
+        # what a quantile reads is computed once, so that the value that is the quantile compares equal to it
+        form = "lax.optimization_barrier({})" if step.node in stored else "{}"
+        lines += statement(step, schedule, LANGUAGE, _value, form)
     body = "\n".join([*lines, "    return {", results, "    }"])
     given = "inputs: dict[str, Array], over: dict[tuple[str, str], Fibre]"
     return FUNCTION.format(name=name, arguments=given, returns="dict[str, Array]", title=title, about=about, body=body)
 
 
-def _step(step: Step, schedule: Schedule, stored: set[Node]) -> list[str]:
-    node, shape = step.node, f"  # [{step.node.stratum}]"
-    names, given = schedule.names, schedule.program.given
-    operands = [names[o] for o in node.operands]
-    before: list[str] = []
-    if isinstance(node, Input):
-        value = f"inputs[{given[node]!r}]"
-    elif isinstance(node, Const):
-        value = f"jnp.full((1,), {constant(node.value)})"
-    elif isinstance(node, Push):
-        reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
-        value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
-    elif isinstance(node, Pull):
-        verb = "spread" if node.target == BATCH else "pull"
-        value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
-    elif isinstance(node, Quantile):
-        value = f"quantile({operands[0]}, over[{node.sources[0]!r}, {node.target!r}], {operands[-1]})"
-    elif isinstance(node, Scan):
-        value = f"scan({operands[0]}, over[{node.into!r}, {node.target!r}], {operands[-1]}, {node.forward})"
-    elif isinstance(node, Map):
-        shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
-        before = [f"{name} = {text}" for name, text in shared]
-    elif isinstance(node, Detach):
-        value = f"lax.stop_gradient({operands[0]})"
-    else:
-        assert not isinstance(node, Mix)
-        raise BackendError(f"the jax backend cannot emit {type(node).__name__}")
-    if node in stored:  # computed once, so that the value that is the quantile compares equal to it
-        value = f"lax.optimization_barrier({value})"
-    lines = [textwrap.indent(line, "    ") for line in [*before, f"{step.name} = {value}"]]
-    lines[-1] += shape
-    return lines
-
-
-def constant(value: float) -> str:
-    if math.isfinite(value):
-        return in_parentheses(value)
-    return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "(-math.inf)")
+def _value(node: Node, operands: list[str]) -> str:
+    if isinstance(node, Const):
+        return f"jnp.full((1,), {constant(node.value)})"
+    if isinstance(node, Quantile):
+        return f"quantile({operands[0]}, over[{node.sources[0]!r}, {node.target!r}], {operands[-1]})"
+    if isinstance(node, Scan):
+        return f"scan({operands[0]}, over[{node.into!r}, {node.target!r}], {operands[-1]}, {node.forward})"
+    raise BackendError(f"the jax backend cannot emit {type(node).__name__}")
 
 
 LANGUAGE = Language("jax", OPERATORS, constant, partial(call, "jnp.where"))

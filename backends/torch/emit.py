@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import builtins
 import keyword
-import math
-import textwrap
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from fibration.backends.bodies import Language, call, in_parentheses
+from fibration.backends.bodies import Language, call
+from fibration.backends.vectors import constant, inputs_and_results, statement
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import Const, Mix, Node, Quantile, Scan
 from fibration.compiler.plan import Collective, Spread
 from fibration.compiler.program import Program
 from fibration.compiler.schedule import Schedule, Step, schedule, schedule_spread
@@ -141,13 +140,11 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
     program = schedule.program
-    width = max((len(program.given[i]) for i in program.inputs), default=0)
-    arguments = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
+    arguments, results = inputs_and_results(schedule)
     arguments += "".join(f"\n    {program.given[m]}  [{m.into}, {m.of}]" for m in program.matrices)
     lines = [line for step in schedule.steps for line in _step(step, schedule)]
     more = ", orders: dict[tuple[str, ...], Order]" if program.orders else ""
     more += ", collect: Callable[[int, list[Tensor]], list[Tensor]]" if schedule.collectives else ""
-    results = "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
     return FUNCTION.format(
         name=name, title=title, arguments=arguments, body="\n".join(lines), results=results, more=more
     )
@@ -157,51 +154,28 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
     if isinstance(step, Collective):
         read, together = (", ".join(schedule.names[n] for n in nodes) for nodes in (step.reads, step.values))
         return [f"    [{together}] = collect({schedule.collectives.index(step)}, [{read}])"]
-    node, shape = step.node, f"  # [{step.node.stratum}]"
-    names, given = schedule.names, schedule.program.given
-    operands = [names[o] for o in node.operands]
-    before: list[str] = []
-    if isinstance(node, Input):
-        value = f"inputs[{given[node]!r}]"
-    elif isinstance(node, Const):
-        value = f"torch.full((1,), {constant(node.value)}, dtype=torch.float64)"
+    lines = statement(step, schedule, LANGUAGE, partial(_value, schedule))
+    return [*lines, f"    del {', '.join(step.dead)}"] if step.dead else lines
+
+
+def _value(schedule: Schedule, node: Node, operands: list[str]) -> str:
+    given = schedule.program.given
+    if isinstance(node, Const):
         for like in schedule.program.inputs[:1]:  # made on the inputs' device, not copied there
-            value = f"inputs[{given[like]!r}].new_full((1,), {constant(node.value)})"
-    elif isinstance(node, Push):
-        reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
-        value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
-    elif isinstance(node, Pull):
-        verb = "spread" if node.target == BATCH else "pull"
-        value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
-    elif isinstance(node, Mix):
-        value = f"inputs[{given[node.matrix]!r}]{'.T' if node.transposed else ''} @ {operands[0]}"
-    elif isinstance(node, Quantile):
+            return f"inputs[{given[like]!r}].new_full((1,), {constant(node.value)})"
+        return f"torch.full((1,), {constant(node.value)}, dtype=torch.float64)"
+    if isinstance(node, Mix):
+        return f"inputs[{given[node.matrix]!r}]{'.T' if node.transposed else ''} @ {operands[0]}"
+    if isinstance(node, Quantile):
         fibres = [f"over[{source!r}, {node.target!r}]" for source in node.sources]
         parents = ", ".join(f"{f}.parent" for f in fibres)
         targets = f"len({fibres[0]}.offsets) - 1"
-        value = f"quantile([{', '.join(operands[:-1])}], [{parents}], {targets}, {operands[-1]})"
-    elif isinstance(node, Scan):
+        return f"quantile([{', '.join(operands[:-1])}], [{parents}], {targets}, {operands[-1]})"
+    if isinstance(node, Scan):
         lengths = ", ".join(f"len(over[{source!r}, {node.target!r}].parent)" for source in node.sources)
         into = f"{node.sources.index(node.into)}, orders[{', '.join(map(repr, node.order))}]"
-        value = f"scan([{', '.join(operands[:-1])}], [{lengths}], {into}, {operands[-1]}, {node.forward})"
-    elif isinstance(node, Map):
-        shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
-        before = [f"{name} = {text}" for name, text in shared]
-    elif isinstance(node, Detach):
-        value = f"{operands[0]}.detach()"
-    else:
-        raise BackendError(f"the torch backend cannot emit {type(node).__name__}")
-    lines = [textwrap.indent(line, "    ") for line in [*before, f"{step.name} = {value}"]]
-    lines[-1] += shape
-    if step.dead:
-        lines.append(f"    del {', '.join(step.dead)}")
-    return lines
-
-
-def constant(value: float) -> str:
-    if math.isfinite(value):
-        return in_parentheses(value)
-    return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "(-math.inf)")
+        return f"scan([{', '.join(operands[:-1])}], [{lengths}], {into}, {operands[-1]}, {node.forward})"
+    raise BackendError(f"the torch backend cannot emit {type(node).__name__}")
 
 
 LANGUAGE = Language("torch", OPERATORS, constant, partial(call, "where"))

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of a generated module's kernels to machine code, on a machine without an accelerator."""
+"""Ahead-of-time compilation of kernels to machine code, on a machine without an accelerator, and their resources."""
 
 from __future__ import annotations
 
@@ -8,12 +8,27 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fibration.backends.triton.emit import alone, shared
+from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.writer import MEMORY, Kernel
+from fibration.compiler.arguments import (
+    FLOATS,
+    HOLDS,
+    INTEGER,
+    INTEGERS,
+    REAL,
+    REALS,
+    RESULTS,
+    WORKSPACE,
+    fill_of,
+    for_each,
+)
+from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
 WORKER = Path(__file__).with_name("aot_worker.py")
@@ -24,6 +39,13 @@ Constexpr = int | float | bool | str | None
 BYTES = {"i32": 4, "i64": 8}  # of an argument that is passed by value; the others are pointers
 # Pointers that Triton adds to a kernel's own parameters; older versions add fewer. No kernel here uses their memory.
 SCRATCH = ("global_scratch", "profile_scratch")
+SHAPE = (2, 64, 1)  # BLOCK_R, BLOCK_T, warps: the value of `shape_for` for rows of a few hundred tokens
+COLUMNS = 16  # the sources over one target that are summed at a time
+# Triton's types of arguments. A real number is no argument but a constant of the kernel.
+TYPES = for_each("Triton types", HOLDS, {
+    INTEGER: "i32", REAL: "", INTEGERS: "*i64", REALS: "*fp64", WORKSPACE: "*fp64", FLOATS: "*fp32", RESULTS: "*fp32",
+})  # fmt: skip
+LACKING = ("positions", "tokens", "by_length", "rows")  # None: adjacent tokens, in order, advantages per token
 
 
 @dataclass(frozen=True)
@@ -35,6 +57,25 @@ class KernelRequest:
     constexprs: Mapping[str, Constexpr] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+
+
+# The kernel that finds quantiles, for elements that are in order.
+QUANTILE = KernelRequest(
+    "digits",
+    {
+        **{"x": "*fp64", "before": "*i64", "counts": "*i32", "states": "*i64", "least": "*fp64"},
+        **dict.fromkeys(("columns", "column", "pieces", "targets", "first", "last"), "i32"),
+    },
+    {"order": None, "block": 512},
+    num_warps=8,
+)
+# The kernel for sums in order, in both directions.
+SCAN = KernelRequest(
+    "along",
+    {"out": "*fp64", "x": "*fp64", "before": "*i64", "discount": "*fp64", "targets": "i32", "way": "i32"},
+    {"order": None, "rows": SHAPE[0], "columns": SHAPE[1]},
+    num_warps=SHAPE[2],
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +119,44 @@ def target_of(arch: str) -> tuple[str, int | str, int]:
     return "cuda", int(arch.removeprefix("sm_")), 32
 
 
+def compile_all(
+    source: str,
+    plans: Mapping[str, Plan],
+    arch: str,
+    programs: Iterable[str] | None = None,
+    shape: tuple[int, int, int] = SHAPE,
+    filename: str = "kernels.py",
+) -> dict[str, tuple[CompiledKernel, ...]]:
+    """The kernels of all programs, or of `programs`, for float32 tensors. Raises BackendError."""
+    wanted = {name: list(requests(plans, name, shape)) for name in (plans if programs is None else programs)}
+    different = {str(r): r for one in wanted.values() for r in one}  # some kernels are the same without metrics
+    compiled = compile_kernels(source, [*different.values()], arch=arch, filename=filename)
+    made = dict(zip(different, compiled, strict=True))
+    return {name: tuple(made[str(r)] for r in one) for name, one in wanted.items()}
+
+
+def requests(plans: Mapping[str, Plan], program: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
+    """The kernels of a program, specialised as its launcher launches them."""
+    plan, made = plans[program], kernels(plans, program)
+    scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])
+    yield from (request for request in (QUANTILE, scan) if any(k.name == request.kernel for k in made))
+    for kernel in made:
+        if kernel.text:
+            yield _request(kernel, shape, {"fill": fill_of(plan), "METRICS": plan.of is None, "WIDE": False})
+
+
+def _request(kernel: Kernel, shape: tuple[int, int, int], known: dict[str, Constexpr]) -> KernelRequest:
+    types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
+    rows, columns, warps = shape if "BLOCK_R" in kernel.constants else (0, 0, 8)
+    vector = columns % 4 == 0 and rows * columns >= 128 * warps
+    if known["METRICS"] and "BLOCK_L" in kernel.constants:
+        rows, vector = 1 if columns >= 64 else rows, False
+    known |= {"BLOCK_R": rows, "BLOCK_T": columns, "BLOCK_L": 32 * warps, "VECTOR": vector}
+    values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
+    values |= {c: known.get(c, COLUMNS) for c in kernel.constants}
+    return KernelRequest(kernel.name, types | {w: MEMORY[w] for w in kernel.memory}, values, num_warps=warps)
+
+
 def compile_kernels(
     source: str, requests: Sequence[KernelRequest], *, arch: str, filename: str = "kernels.py"
 ) -> tuple[CompiledKernel, ...]:
@@ -86,16 +165,7 @@ def compile_kernels(
     Calls share nothing, not even a cache on disk, so that any number of processes may compile at once.
     """
     target = target_of(arch)
-    jobs = [
-        {
-            "kernel": r.kernel,
-            "signature": dict(r.signature),
-            "constexprs": dict(r.constexprs),
-            "target": target,
-            "options": {"num_warps": r.num_warps, "num_stages": r.num_stages},
-        }
-        for r in requests
-    ]
+    jobs = [asdict(request) | {"target": target} for request in requests]
     with tempfile.TemporaryDirectory(prefix="fibration-aot-") as folder:
         answer = _run(Path(folder), {"source": alone(source), "shared": shared(), "filename": filename, "jobs": jobs})
         if "error" in answer:
@@ -156,9 +226,10 @@ def _run(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     )
     answer = folder / "answer.json"
     if not answer.exists():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BackendError(
             "the triton compiler died",
-            found=f"exit status {done.returncode}: {_last_line(done.stderr)}",
+            found=f"exit status {done.returncode}: {last}",
             remedy="this is a defect of Triton or of the generated kernel; try another version of triton",
         )
     result: dict[str, Any] = json.loads(answer.read_text())
@@ -186,7 +257,3 @@ def _failure(kernel: str, arch: str, error: Mapping[str, Any]) -> BackendError:
         found=f"{error['kind']}: {error['message']}",
         remedy="this is a defect of the generated kernel or of this version of triton, not of the hierarchy",
     )
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")

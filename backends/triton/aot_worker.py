@@ -62,7 +62,7 @@ def build(module: types.ModuleType, job: Json, number: int) -> Json:
     compiled = triton.compile(
         ASTSource(kernel, signature, job["constexprs"]),
         target=GPUTarget(*job["target"]),
-        options=job["options"],
+        options={word: job[word] for word in ("num_warps", "num_stages")},
     )
     assembly, binary = ("ptx", "cubin") if job["target"][0] == "cuda" else ("amdgcn", "hsaco")
     Path(f"{number}.{assembly}").write_text(compiled.asm[assembly])

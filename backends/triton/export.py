@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fibration.backends.standalone import Export, example, further, written
+from fibration.backends.triton.aot import compile_all, requests
 from fibration.backends.triton.emit import ALONE, alone, launched, shared
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.resources import compile_all, requests
 from fibration.compiler.plan import Plan, computing
 
 CALLER = '''

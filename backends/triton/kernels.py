@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.coarse import CoarseWriter, is_called
-from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
+from fibration.backends.triton.language import constant, typed
 from fibration.backends.triton.writer import HARMLESS, NEUTRAL, Kernel, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
 from fibration.compiler.derivative import ZERO
@@ -249,8 +249,7 @@ class _Stages(CoarseWriter):
         self, node: Node, s: str, wide: bool, every: Mapping[bool, Mapping[Node, str]], masked: bool
     ) -> None:
         """Writes a value of tokens. `masked`: it is 0 in columns without a token."""
-        precision, language = ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
-        names = every[wide]
+        precision, names = "tl.float64" if wide else "REAL", every[wide]
         if isinstance(node, Const) or (isinstance(node, Pull) and node.target in (s, BATCH)):
             return
         name = names[node]
@@ -271,7 +270,7 @@ class _Stages(CoarseWriter):
             self.line(2, f"{name} = {text}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
-            self.map(2, node, name, operands, language, precision, "tl.where(m, {}, 0.0)" if masked else "{}")
+            self.map(2, node, operands, wide, "tl.where(m, {}, 0.0)" if masked else "{}")
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
 

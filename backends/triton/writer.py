@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fibration.backends.bodies import NOTHING, AnyNode, Functions, Language
-from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
+from fibration.backends.bodies import NOTHING, AnyNode, Functions
+from fibration.backends.triton.language import RESERVED, TOKEN, WIDE, constant, fitted, typed
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar
 from fibration.compiler.keys import Names
@@ -177,24 +177,16 @@ class Writer:
                 constant(o.value) if isinstance(o, Const) else self.names[o] + block * (o in self.lone)
                 for o in node.inputs
             ]
-            self.map(depth, node, name, operands, WIDE, "tl.float64")
+            self.map(depth, node, operands, True)
             if alone:
                 self.lone.add(node)
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__}")
         self.known.add(node)
 
-    def map(
-        self,
-        depth: int,
-        node: Map,
-        name: str,
-        operands: list[str],
-        language: Language,
-        precision: str,
-        form: str = "{}",
-    ) -> None:
-        """Computes a map of `operands` under a name, in a language's precision."""
+    def map(self, depth: int, node: Map, operands: list[str], wide: bool, form: str = "{}") -> None:
+        """Computes a map of `operands` under its name, in float64 or in the tokens' precision."""
+        name, (precision, language) = self.names[node], ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
         before, text = language.write(node.body, operands, name, self.taken, self.functions)
         for part, shared in before:
             self.line(depth, f"{part} = {shared}")

@@ -11,8 +11,8 @@ from thorough import ALL
 
 from fibration import BackendError
 from fibration.backends.triton import aot
+from fibration.backends.triton.aot import SCAN, compile_all, requests
 from fibration.backends.triton.language import HELPERS
-from fibration.backends.triton.resources import SCAN, compile_all, requests
 from fibration.compiler.split import SUFFIX
 from fibration.pipeline import generate
 

@@ -13,8 +13,7 @@ import triton
 from machine_code import loops_and_rest
 from support import triton_artifact
 
-from fibration.backends.triton.aot import compile_kernels
-from fibration.backends.triton.resources import SHAPE, requests
+from fibration.backends.triton.aot import SHAPE, compile_kernels, requests
 from fibration.compiler.split import SUFFIX
 
 TABLE = Path(__file__).with_name("instructions.json")

@@ -51,8 +51,8 @@ from fibration import (
     where,
 )
 from fibration.backends.c.language import token_constant, wide_constant
-from fibration.backends.torch.emit import constant as torch_constant
 from fibration.backends.triton.language import constant as triton_constant
+from fibration.backends.vectors import constant as torch_constant
 from fibration.compiler import diagnostics
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
