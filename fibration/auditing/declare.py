@@ -21,7 +21,7 @@ from fibration.auditing import formula as f
 from fibration.auditing import words
 from fibration.auditing.batch import drawn
 from fibration.auditing.formula import Atom, Formula, Untraced, atom, single
-from fibration.auditing.function import Function, name_of
+from fibration.auditing.function import Function, name_of, where
 from fibration.auditing.prove import Case, decided, equal, same
 from fibration.auditing.record import Traced
 from fibration.auditing.reference import Reference
@@ -47,6 +47,7 @@ STRUCTURES = (
 LARGE = tuple(1 + k * k % 61 for k in range(1, 41))  # rows on which numbers are compared
 FORMS = ("tokens", "rows", "gradients")  # a value that is a sum over tokens, or over rows of a mean log ratio; no value
 OF_ROWS = "one ratio per row: what single tokens do beyond their mean is dropped"
+FROZEN = {"old_log_probs", "ref_log_probs", "rollout_log_probs"}
 GIVEN_UP = "read from a function: it has the function's gradient, and no value"
 
 
@@ -72,7 +73,7 @@ def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
         raise AuditError(
             f"'{name}' has no declaration for all sizes",
             required="a gradient of each token's own numbers, and of sums over its row, group or batch",
-            found=str(error).partition("\n")[0],
+            found=str(error).partition("\n")[0] + (f", in {place}" if (place := where(function, error)) else ""),
             remedy="fibration audit says what it is on small batches",
         ) from error
 
@@ -85,20 +86,30 @@ def _declared(subject: Function, name: str) -> Hierarchy:
     for form in FORMS:
         try:
             seen = [s for shape, places in STRUCTURES for s in _seen(subject, shape, places, form)]
-            made: list[Hierarchy] = []
-            for weight in words.weights(words.USUAL):
-                if weight[1] and made:  # small numbers in divisors where nothing else is found
-                    break
-                with suppress(Lack):
-                    made.append(_with_weight(name, seen, weight, form))
-            if not made:
-                raise Lack("a number that is no product of counts")
-            h = min(made, key=lambda h: repr(h).count("count("))
-            _check(subject, h)
-            return h
         except (Lack, Untraced, FibrationError) as error:
             lack = error
+            continue
+        for is_apart in (True, False):
+            try:
+                h = _with_weights(name, seen, form, is_apart)
+                _check(subject, h)
+                return h
+            except (Lack, Untraced, FibrationError) as error:
+                lack = error
     raise lack
+
+
+def _with_weights(name: str, seen: Sequence[Any], form: str, is_apart: bool) -> Hierarchy:
+    """The declaration with the usual weight of tokens that needs the fewest counts."""
+    made: list[Hierarchy] = []
+    for weight in words.weights(words.USUAL):
+        if weight[1] and made:  # small numbers in divisors where nothing else is found
+            break
+        with suppress(Lack):
+            made.append(_with_weight(name, seen, weight, form, is_apart))
+    if not made:
+        raise Lack("a number that is no product of counts")
+    return min(made, key=lambda h: repr(h).count("count("))
 
 
 def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> Iterator[tuple[Seen, Any, Any]]:
@@ -120,8 +131,11 @@ def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> 
         yield seen, own, {sign: decided(each, Case({own: end}), order) for sign, end in ends.items()}
 
 
-def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> Hierarchy:
-    """The declaration with a weight of tokens. Raises Lack if it is none with that."""
+def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_apart: bool) -> Hierarchy:
+    """The declaration with a weight of tokens. Raises Lack if it is none with that.
+
+    `is_apart`: what frozen policies decide at ratio 1 is a weight too, and no part of the gate.
+    """
     counts, of_rows, of_gradients = [s.counts for s, *_ in seen], form == "rows", form == "gradients"
 
     def of_signs(change: Callable[[Seen, Any, Any], Any], inside: bool) -> tuple[Expression, Expression]:
@@ -129,23 +143,32 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
         above, below = (expression(trees, counts) for trees in each)
         return above, below
 
-    def gate(s: Seen, x: Any, own: Any) -> Any:
-        by = f.mul(own, f.number(words.value_of(weight, s.counts)))
+    def gated(s: Seen, x: Any, own: Any) -> tuple[Any, Any]:
+        """The gated ratio, and the weight that frozen policies give it."""
+        by = f.mul(own, f.number(words.value_of(weight, s.counts) * (s.counts["row"] if of_rows else 1)))
 
         def of_case(y: Any) -> Any:
             rest = _without(y, own)
-            if not of_rows:  # factors in few digits, as if no float had been divided by another
-                terms = f.terms_of(f.div(f.sub(y, rest), by)).items()
-                return f.sub(f.from_terms({k: f.number(f.short(float(c))) for k, c in terms}), 1)
-            if rest != 0:
+            if of_rows and rest != 0:
                 raise Lack("a row's value without an advantage")
-            return f.log(f.div(y, f.mul(by, s.counts["row"])))
+            terms = f.terms_of(f.div(f.sub(y, rest), by)).items()  # in few digits, as if no float had been divided
+            return f.from_terms({k: f.number(f.short(float(c))) for k, c in terms})
 
         found = _by_case(x, of_case)
-        moving = single(atom("var", "mean" if of_rows else "x", *s.mine))
-        if not of_gradients and not same(_without(found, moving), 0):
+        if not is_apart:
+            return found, 1
+        w, _ = _kept(s.at_ratio_1(found), 0)
+        found, read = _divided(found, w), s.roles(w)
+        if not read or not read <= FROZEN or s.roles(_kept(found, 0)[0]) & read:
+            raise Lack("no weight that frozen policies alone decide")
+        return found, w
+
+    def gate(s: Seen, x: Any, own: Any) -> Any:
+        found, _ = gated(s, x, own)
+        found = _by_case(found, lambda y: f.log(y) if of_rows else f.sub(y, 1))
+        if not of_gradients and not same(s.at_ratio_1(found), 0):
             raise Lack("a value that is not that of the policy's objective at ratio 1")
-        return _kept(found)
+        return _kept(found, -1)
 
     def rest(s: Seen, x: Any, own: Any) -> Any:
         return _by_case(x, lambda y: f.div(f.neg(_without(y, own)), f.number(words.value_of(weight, s.counts))))
@@ -155,6 +178,8 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
     condition = _both_signs(*of_signs(lambda *x: gate(*x)[1], True))
     objective = Objective(words.times(1, weight))
     objective = objective.score() if of_gradients else objective
+    if is_apart:
+        objective = objective.weigh(_one(*of_signs(lambda *x: gated(*x)[1], True)))
     is_of_groups = any(words.group.name in str(e) for e in (made, penalty, condition, objective.weight))
     formula = operators.stop(penalty) * log_prob(words.current) if of_gradients else penalty
     return Hierarchy(
@@ -176,30 +201,46 @@ def _as_statistic(x: Expression) -> Expression:
 
 def _one(above: Expression, below: Expression) -> Expression:
     """What holds where the advantage is above 0, and below."""
-    return above if str(above) == str(below) else operators.where(advantage >= 0, above, below)
+    return above if above == below else operators.where(advantage >= 0, above, below)
 
 
-def _kept(x: Any) -> tuple[Any, Any]:
-    """A gate without the cases in which the gated ratio is 0, and the condition of the others."""
+def _kept(x: Any, nothing: int) -> tuple[Any, Any]:
+    """A formula without the cases in which it is `nothing`, and the condition of the others."""
 
     def joined(condition: Any, one: Any, two: Any) -> tuple[Any, Any]:
         (a, of_a), (b, of_b) = one, two
         made = b if of_a is False else a if of_b is False else f.choose(condition, a, b)
         return made, of_a if of_a is of_b else f.either(f.both(condition, of_a), f.both(f.negate(condition), of_b))
 
-    kept: tuple[Any, Any] = _by_case(x, lambda y: (0, False) if same(y, -1) else (y, True), joined)
+    kept: tuple[Any, Any] = _by_case(x, lambda y: (0, False) if same(y, nothing) else (y, True), joined)
     return kept
 
 
 def _both_signs(above: Expression, below: Expression) -> Expression | None:
     """The condition of tokens, of those of both signs, in which 1 is always and 0 never; None: always."""
-    if str(above) == str(below):
-        return None if str(above) == "1" else above
-    if "1" in (str(above), str(below)) and "0" not in (str(above), str(below)):
-        return (advantage < 0) | above if str(below) == "1" else (advantage >= 0) | below
+    always, never = as_expression(1), as_expression(0)
+    if above == below:
+        return None if above == always else above
+    if always in (above, below) and never not in (above, below):
+        return (advantage < 0) | above if below == always else (advantage >= 0) | below
     sides = ((advantage >= 0, above), (advantage < 0, below))
-    parts = [side if str(c) == "1" else side & c for side, c in sides if str(c) != "0"]
+    parts = [side if c == always else side & c for side, c in sides if c != never]
     return functools.reduce(operator.or_, parts)
+
+
+def _divided(x: Any, w: Any) -> Any:
+    """A formula divided by another one, case by case; both have the same cases."""
+    if (a := _choice(x)) is None:
+        return x if same(x, 0) else f.div(x, w)
+    condition, *values = a.args
+    ways = (f.replaced([w], lambda c, way=way: way if c is condition else None)[0] for way in (True, False))
+    return f.choose(condition, *(_divided(v, each) for v, each in zip(values, ways, strict=True)))
+
+
+def _choice(x: Any) -> Atom | None:
+    """The choice that a formula is; None for other formulas."""
+    a = f.below(x)[0] if isinstance(x, Formula) else None
+    return a if isinstance(a, Atom) and a.op == "choose" and x is single(a) else None
 
 
 def _without(x: Any, own: Any) -> Any:
@@ -208,8 +249,7 @@ def _without(x: Any, own: Any) -> Any:
 
 def _by_case(x: Any, change: Callable[[Any], Any], joined: Callable[..., Any] = f.choose) -> Any:
     """What `change` makes of the value of each case of a formula, joined."""
-    a = f.below(x)[0] if isinstance(x, Formula) else None
-    if not isinstance(a, Atom) or a.op != "choose" or x is not single(a):
+    if (a := _choice(x)) is None:
         return change(x)
     condition, *values = a.args
     return joined(condition, *(_by_case(v, change, joined) for v in values))
