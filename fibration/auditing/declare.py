@@ -232,7 +232,10 @@ def _kept(x: Any, nothing: int) -> tuple[Any, Any]:
         made = b if of_a is False else a if of_b is False else f.choose(condition, a, b)
         return made, of_a if of_a is of_b else f.either(f.both(condition, of_a), f.both(f.negate(condition), of_b))
 
-    kept: tuple[Any, Any] = _by_case(x, lambda y: (0, False) if same(y, nothing) else (y, True), joined)
+    def of_case(y: Any) -> tuple[Any, Any]:
+        return (0, False) if same(y, nothing) else (y, True)
+
+    kept: tuple[Any, Any] = _by_case(x, of_case, joined)
     return kept
 
 
@@ -252,9 +255,12 @@ def _divided(x: Any, w: Any) -> Any:
     """A formula divided by another one, case by case; both have the same cases."""
     if (a := _choice(x)) is None:
         return x if same(x, 0) else f.div(x, w)
-    condition, *values = a.args
-    ways = (f.replaced([w], lambda c, way=way: way if c is condition else None)[0] for way in (True, False))
-    return f.choose(condition, *(_divided(v, each) for v, each in zip(values, ways, strict=True)))
+    condition, one, two = a.args
+
+    def where_it_is(way: bool) -> Any:
+        return f.replaced([w], lambda c: way if c is condition else None)[0]
+
+    return f.choose(condition, _divided(one, where_it_is(True)), _divided(two, where_it_is(False)))
 
 
 def _choice(x: Any) -> Atom | None:
