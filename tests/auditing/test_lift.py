@@ -28,7 +28,7 @@ NOT = {
     "best_of_group": "no advantages", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
     "prefix_is": "some of the tokens", "dr_grpo": "something else on",
 }  # fmt: skip
-VALUED = ("bapo", "dapo", "grpo", "m2po", "ppo", "ppo_entropy", "prime_rl", "tis", "truly_ppo", "gspo", "luspo")
+VALUED = "bapo dapo decoupled_ppo grpo m2po ppo ppo_entropy prime_rl tis truly_ppo gspo luspo".split()
 token, trajectory = Stratum("token"), Stratum("trajectory")
 
 
