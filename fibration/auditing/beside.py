@@ -1,7 +1,8 @@
-"""A step's gradient beside that of the declared loss, in words."""
+"""A step's gradient beside that of the declared loss: parameter by parameter, micro-batch by micro-batch, in words."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +16,17 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.auditing.finding import MARK, Finding
-from fibration.auditing.parameters import CLOSE, Comparison, Pair
-from fibration.auditing.passes import explained, scale_of
-from fibration.auditing.recorded import Recorded, total
+from fibration.auditing.batch import Floats
+from fibration.auditing.properties import MARK, Finding
+from fibration.auditing.recorded import Recorded
 from fibration.errors import AuditError, listed
 
-Floats = NDArray[np.float64]
+# How far a parameter's gradient may be from a multiple of the declared one, relative, by the coarsest dtype.
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+ROUNDING = 1e-2  # times the tolerance: a parameter's share of the whole gradient that may be rounding alone
 EXACT = 0.3  # times the tolerance: how far the factor of all parameters together may be from 1
 FEW = 2  # names in a message
+LEFT_OUT = 0.05  # of the largest weight: a micro-batch with less is not in a sum
 LOSS_SCALE = 256  # the smallest factor that is read as the scale of a GradScaler
 ALONE = "the gradient is that of this rank's rows alone: ranks are not averaged (no_sync(), or a hook that never fires)"
 OTHER = (
@@ -100,14 +103,15 @@ def beside(
     compared = Comparison(recorded.found, declared.gradients, close)
     ranks = 1 if group is None else dist.get_world_size(group)
     found, passes, wanted, parts = _sampled(recorded, declared, group)
-    scaled = scale_of(found, passes.sum(0), close) if len(passes) else None
-    norm = _clipped_to(total(recorded.found), scaled, max_grad_norm, close)
+    whole = _fitted(found, passes.sum(0, keepdims=True), close)
+    scaled = None if whole is None else float(whole[0])
+    norm = _clipped_to(recorded.found, scaled, max_grad_norm, close)
     clip = scaled if norm is not None and scaled is not None else 1.0
     findings = [*_unlike(compared, recorded)]
-    told, why = _factor(compared, clip, *(counts or (len(passes), ranks))), None
+    told, why = _multiple(compared, clip, *(counts or (len(passes), ranks))), None
     if told.status == "fails":
         is_alone = ranks > 1 and _is_alone(Comparison(recorded.found, declared.own, close))
-        why = Finding("ranks", "fails", ALONE) if is_alone else explained(found, passes, wanted, parts, close)
+        why = Finding("ranks", "fails", ALONE) if is_alone else _explained(found, passes, wanted, parts, close)
     if why is None and told.name == "direction":
         told = replace(told, text=f"{told.text}: {OTHER}")
     findings += [told] if why is None else [why, told]
@@ -182,7 +186,7 @@ def _unlike(compared: Comparison, recorded: Recorded) -> Iterable[Finding]:
         yield Finding("optimizer", "fails", f"{text} micro-batches. Or let the step end with the first of them")
 
 
-def _factor(compared: Comparison, clip: float, passes: int, ranks: int) -> Finding:
+def _multiple(compared: Comparison, clip: float, passes: int, ranks: int) -> Finding:
     """By what the declared gradient is multiplied."""
     close, groups = compared.tolerance, compared.groups()
     if compared.turned:
@@ -221,8 +225,11 @@ def _cause(k: float, passes: int, ranks: int, close: float) -> str:
     return ": look for what the loss is divided by: tokens, rows, the padded width, accumulation steps, ranks"
 
 
-def _clipped_to(norm: float, scaled: float | None, max_grad_norm: float | None, close: float) -> float | None:
+def _clipped_to(
+    found: Mapping[str, Tensor | None], scaled: float | None, max_grad_norm: float | None, close: float
+) -> float | None:
     """The norm to which the gradient is clipped; None if it is not."""
+    norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in found.values() if g is not None))
     if scaled is None or not norm or not math.isfinite(norm) or scaled >= 1 - close:
         return None
     near = max(2e-4, 0.1 * close)  # clip_grad_norm_ adds 1e-6 to the norm
@@ -250,3 +257,173 @@ def _read(recorded: Recorded, when: str) -> str:
     passes = f"{seen} backward pass{'' if seen == 1 else 'es'}" if seen else "backward passes that were not seen"
     began = "as an optimizer began its step: after clipping and unscaling"
     return f"{passes}. The gradient was read {when or (began if recorded.steps else 'when the step returned')}."
+
+
+# ------------------------------------------------------------ parameters
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A parameter's gradient in the step beside the declared one.
+
+    `size`, `declared`: the squared norms. `both`: their product. All in float64. `there`: whether the step has a
+    gradient.
+    """
+
+    name: str
+    size: float
+    declared: float
+    both: float
+    there: bool
+
+    @classmethod
+    def of(cls, name: str, found: Tensor | None, declared: Tensor | None) -> Pair:
+        one, two = (None if g is None else g.to_dense() if g.is_sparse else g for g in (found, declared))
+
+        def product(a: Tensor | None, b: Tensor | None) -> float:
+            return 0.0 if a is None or b is None else float((a.double() * b.double()).sum())
+
+        return cls(name, product(one, one), product(two, two), product(one, two), found is not None)
+
+    @property
+    def factor(self) -> float:
+        return self.both / self.declared if self.declared else math.nan
+
+    @property
+    def rest(self) -> float:
+        """How far the step's gradient is from a multiple of the declared one, relative."""
+        if not self.size or not self.declared:
+            return 1.0
+        return math.sqrt(max(0.0, 1 - self.both * self.both / (self.size * self.declared)))
+
+
+class Comparison:
+    """All parameters, sorted.
+
+    `broken`: the step has NaN. `missing`: it has no gradient, and the declared loss has one. `extra`: the other way
+    round. `turned`: both have one, of different directions. `alike`: they have one direction. Parameters whose
+    gradients are as small as rounding are in none of these.
+    """
+
+    def __init__(
+        self, found: Mapping[str, Tensor | None], declared: Mapping[str, Tensor | None], tolerance: float
+    ) -> None:
+        self.tolerance = tolerance
+        self.pairs = [Pair.of(name, found[name], declared[name]) for name in found]
+        self.finite = [p for p in self.pairs if math.isfinite(p.size)]
+        least = (ROUNDING * tolerance) ** 2
+        owed, made = least * sum(p.declared for p in self.finite), least * sum(p.size for p in self.finite)
+        self.broken = [p for p in self.pairs if not math.isfinite(p.size)]
+        self.missing = [p for p in self.finite if p.declared > owed and not p.size]
+        self.extra = [p for p in self.finite if p.declared <= owed and p.size > made]
+        both = [p for p in self.finite if p.declared > owed and p.size]
+        self.alike = [p for p in both if p.rest <= tolerance]
+        self.turned = [p for p in both if p.rest > tolerance]
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between both gradients, over all finite parameters."""
+        size, declared, both = (sum(getattr(p, k) for p in self.finite) for k in ("size", "declared", "both"))
+        return both / math.sqrt(size * declared) if size and declared else math.nan
+
+    @property
+    def factor(self) -> float | None:
+        """By what the declared gradient is multiplied in the step; None if that is no single number."""
+        groups = self.groups()
+        return groups[0][0] if len(groups) == 1 and not self.turned else None
+
+    def groups(self) -> list[tuple[float, list[Pair]]]:
+        """The parameters that are alike, by their factors; the largest group first."""
+        found: list[list[Pair]] = []
+        for p in sorted(self.alike, key=lambda p: p.factor):
+            if found and abs(p.factor - found[-1][0].factor) <= 2 * self.tolerance * abs(p.factor):
+                found[-1].append(p)
+            else:
+                found.append([p])
+        each = ((sum(p.both for p in g) / sum(p.declared for p in g), g) for g in found)
+        return sorted(each, key=lambda x: -len(x[1]))
+
+    def factors(self) -> dict[str, float]:
+        """By parameter: 0 where it is missing, NaN where it has another direction or is broken."""
+        told = {p.name: p.factor for p in self.alike} | {p.name: 0.0 for p in self.missing}
+        return told | {p.name: math.nan for p in (*self.turned, *self.broken)}
+
+
+# ------------------------------------------------------------ micro-batches
+
+
+def _fitted(target: Floats, rows: Floats, tolerance: float) -> Floats | None:
+    """The numbers by which the rows `[k, n]` have to be multiplied to add up to the target `[n]`; None if there are
+    none. NaN for rows that are as small as rounding, of which nothing can be said.
+    """
+    scales = np.linalg.norm(rows, axis=1)
+    used = scales > min(10 * tolerance, 0.3) * scales.max(initial=0)
+    if not target.any() or not used.any():
+        return None
+    found, unit = np.full(len(rows), np.nan), rows[used] / scales[used, None]
+    found[used] = np.linalg.lstsq(unit.T, target, rcond=1e-8)[0] / scales[used]
+    rest = np.linalg.norm(found[used] @ rows[used] - target)
+    return found if rest <= tolerance * np.linalg.norm(target) else None
+
+
+def _explained(found: Floats, passes: Floats, declared: Floats, parts: Floats, close: float) -> Finding | None:
+    """What happened to micro-batches, where the gradient is not that of the declared loss; None if nothing is seen.
+
+    All are sampled elements: `found` and `declared` `[n]` of whole gradients, `passes` `[k, n]` of backward passes,
+    `parts` `[j, n]` of the declared loss's micro-batches.
+    """
+    text = _of_passes(found, passes, declared, close) or _of_parts(found, parts, close)
+    return Finding("accumulation", "fails", text) if text else None
+
+
+def _of_passes(found: Floats, passes: Floats, declared: Floats, close: float) -> str:
+    """Backward passes that are not in the gradient, that are of one micro-batch, or that count differently."""
+    k = len(passes)
+    if k < 2:
+        return ""
+    if (kept := _fitted(found, passes, close)) is not None:
+        gone = np.abs(kept) < LEFT_OUT * np.nanmax(np.abs(kept))
+        if gone.any() and (gone | np.isnan(kept))[:-1].all() and not gone[-1]:
+            text = f"the gradient is that of the last of {k} backward passes alone: it is overwritten"
+            return f"{text}, as by zero_grad() between them"
+        if gone.any():
+            return f"{_numbered('backward pass', gone)} of {k} {_are(gone)} not in the gradient"
+    for i, j in itertools.combinations(range(k), 2):
+        apart = np.linalg.norm(passes[i] - passes[j])
+        if passes[i].any() and apart <= ROUNDING * close * np.linalg.norm(passes[i]):
+            return f"backward passes {i + 1} and {j + 1} have the same gradient: one micro-batch comes twice"
+    owed = _fitted(declared, passes, close)
+    if owed is None or _spread(owed) <= 3 * close * np.nanmax(np.abs(owed)):
+        return ""
+    by = listed(f"{w:.4g}" for w in owed)
+    return (
+        f"the backward passes have to be multiplied by {by} to add up to the declared loss: each has a normaliser "
+        "of its own, such as its number of tokens"
+    )
+
+
+def _of_parts(found: Floats, parts: Floats, close: float) -> str:
+    """Micro-batches of the declared loss that are not in the step, or too often."""
+    if len(parts) < 2 or (counted := _fitted(found, parts, close)) is None:
+        return ""
+    usual = float(np.median(counted[np.abs(counted) > LEFT_OUT * np.nanmax(np.abs(counted))]))
+    gone = np.abs(counted / usual) < LEFT_OUT
+    if gone.any():
+        return f"{_numbered('micro-batch', gone)} of {len(parts)} of the declared loss {_are(gone)} left out"
+    by = listed(f"{w:.4g}" for w in counted)
+    is_uneven = _spread(counted / usual) > 3 * close
+    return f"the micro-batches of the declared loss are in the gradient {by} times" if is_uneven else ""
+
+
+def _spread(values: Floats) -> float:
+    return float(np.nanmax(values) - np.nanmin(values))
+
+
+def _numbered(what: str, chosen: NDArray[np.bool_]) -> str:
+    numbers: Sequence[int] = (np.flatnonzero(chosen) + 1).tolist()
+    plural = "es" if what.endswith(("s", "ch")) else "s"
+    return f"{what}{plural if len(numbers) > 1 else ''} {listed(numbers)}"
+
+
+def _are(chosen: NDArray[np.bool_]) -> str:
+    return "are" if chosen.sum() > 1 else "is"

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fibration.auditing import features, soundness
 from fibration.auditing.batch import Batch
-from fibration.auditing.finding import Finding
 from fibration.auditing.function import Found, Function, name_of
 from fibration.auditing.identify import Compared, Likeness, identify
+from fibration.auditing.properties import OWED, TELLING, Ask, Finding
 from fibration.auditing.reference import Reference, lacks
 from fibration.auditing.report import Audit as Audit
 from fibration.auditing.report import number
@@ -19,16 +18,6 @@ from fibration.errors import AuditError, ParameterError, listed, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
 from fibration.runtime.parameters import in_channel
-
-Ask = Callable[[Function], Finding | None]
-SOUND: tuple[Ask, ...] = (
-    soundness.mask, soundness.padding, soundness.rows, soundness.reads, soundness.inputs,
-    soundness.finite, soundness.precision, soundness.engine,
-)  # fmt: skip
-TELLING: tuple[Ask, ...] = (
-    features.sign, features.first_update, features.normaliser, features.baseline, features.sides, features.reference,
-    features.causal,
-)  # fmt: skip
 
 
 class _Declared(Function):
@@ -91,7 +80,7 @@ def audit(
         compared = Compared(subject)
         search = compared.search(Reference.of(h, subject), parameters or {})
         asked, losses = h.name, [compared.judged(search.run())]
-    findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
+    findings = tuple(f for ask in (*OWED, *TELLING) if (f := _asked(ask, subject)) is not None)
     findings = tuple(_as_declared(f, subject, losses) for f in findings)
     if losses and losses[0].has_same_direction and losses[0].factor != 1:
         findings = (Finding("factor", "fails", scaled(losses[0])), *findings)

@@ -9,35 +9,36 @@ further sizes.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from fibration.auditing import formula as f
-from fibration.auditing import words
 from fibration.auditing.batch import drawn
-from fibration.auditing.formula import Atom, Formula, Untraced, atom, single
-from fibration.auditing.function import Function, name_of
+from fibration.auditing.formula import SIMPLE, Atom, Formula, Untraced, atom, number, short, single
+from fibration.auditing.function import Function, name_of, where
 from fibration.auditing.prove import Case, decided, equal, same
 from fibration.auditing.record import Traced
-from fibration.auditing.reference import Reference
-from fibration.auditing.seen import Lack, Place, Seen
-from fibration.auditing.words import COUNTS, Weight, expression, row, token
+from fibration.auditing.reference import ARGUMENT_OF, Reference
+from fibration.auditing.seen import EXACT, WIDE, Lack, Place, Seen, Tree
 from fibration.errors import AuditError, FibrationError
 from fibration.language import operators
-from fibration.language.atoms import Count, advantage
+from fibration.language.atoms import BATCH, Count, Stratum, advantage, count, residual, token_log_ratio
 from fibration.language.decompositions import log_ratio, ratio_deviation
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate, zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, uniform
 from fibration.language.objectives import Objective
-from fibration.language.policies import log_prob
-from fibration.language.statistics import total
+from fibration.language.policies import log_prob, policies
+from fibration.language.statistics import Aggregate, total
 from fibration.language.traversal import transform
 
 STRUCTURES = (
@@ -47,7 +48,27 @@ STRUCTURES = (
 LARGE = tuple(1 + k * k % 61 for k in range(1, 41))  # rows on which numbers are compared
 FORMS = ("tokens", "rows", "gradients")  # a value that is a sum over tokens, or over rows of a mean log ratio; no value
 OF_ROWS = "one ratio per row: what single tokens do beyond their mean is dropped"
+FROZEN = {"old_log_probs", "ref_log_probs", "rollout_log_probs"}
 GIVEN_UP = "read from a function: it has the function's gradient, and no value"
+IN_GATE = "total(1,"  # a count of tokens that is no part of the weight
+DIGITS = 12  # characters of a number that may be simpler in other words
+EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-4)  # that functions add to a divisor
+token, row, group, batch = (Stratum(name) for name in ("token", "trajectory", "prompt_group", BATCH))
+Powers = dict[str, Any]
+Weight = tuple[Powers, str, float]  # powers of counts, and what is added to one of them
+COUNTS: dict[str, Expression] = {
+    "row": count(token, over=row), "batch": count(token, over=batch), "rows": count(row, over=batch),
+    "rows of the group": count(row, over=group), "group": count(token, over=group), "groups": count(group, over=batch),
+}  # fmt: skip
+# what most losses divide by, the most usual first; then further products of few counts
+USUAL: tuple[Powers, ...] = (
+    {"batch": -1}, {"row": -1, "rows": -1}, {"rows": -1}, {}, {"row": -1}, {"group": -1, "groups": -1},
+)  # fmt: skip
+FURTHER = [
+    {n: p for n, p in zip(COUNTS, powers, strict=True) if p}
+    for powers in itertools.product((0, -1, 1), repeat=len(COUNTS)) if 0 < sum(map(abs, powers)) <= 2
+]  # fmt: skip
+ROOTS = [{"row": Fraction(k, 2)} for k in (1, -1)]
 
 
 def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
@@ -72,7 +93,7 @@ def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
         raise AuditError(
             f"'{name}' has no declaration for all sizes",
             required="a gradient of each token's own numbers, and of sums over its row, group or batch",
-            found=str(error).partition("\n")[0],
+            found=str(error).partition("\n")[0] + (f", in {place}" if (place := where(function, error)) else ""),
             remedy="fibration audit says what it is on small batches",
         ) from error
 
@@ -85,20 +106,30 @@ def _declared(subject: Function, name: str) -> Hierarchy:
     for form in FORMS:
         try:
             seen = [s for shape, places in STRUCTURES for s in _seen(subject, shape, places, form)]
-            made: list[Hierarchy] = []
-            for weight in words.weights(words.USUAL):
-                if weight[1] and made:  # small numbers in divisors where nothing else is found
-                    break
-                with suppress(Lack):
-                    made.append(_with_weight(name, seen, weight, form))
-            if not made:
-                raise Lack("a number that is no product of counts")
-            h = min(made, key=lambda h: repr(h).count("count("))
-            _check(subject, h)
-            return h
         except (Lack, Untraced, FibrationError) as error:
             lack = error
+            continue
+        for is_apart in (True, False):
+            try:
+                h = _with_weights(name, seen, form, is_apart)
+                _check(subject, h)
+                return h
+            except (Lack, Untraced, FibrationError) as error:
+                lack = error
     raise lack
+
+
+def _with_weights(name: str, seen: Sequence[Any], form: str, is_apart: bool) -> Hierarchy:
+    """The declaration with the usual weight of tokens that needs the fewest counts."""
+    made: list[Hierarchy] = []
+    for weight in weights(USUAL):
+        if weight[1] and any(IN_GATE not in repr(h) for h in made):  # small numbers where nothing else is found
+            break
+        with suppress(Lack):
+            made.append(_with_weight(name, seen, weight, form, is_apart))
+    if not made:
+        raise Lack("a number that is no product of counts")
+    return min(made, key=lambda h: (repr(h).count(IN_GATE), repr(h).count("count(")))
 
 
 def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> Iterator[tuple[Seen, Any, Any]]:
@@ -120,8 +151,11 @@ def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> 
         yield seen, own, {sign: decided(each, Case({own: end}), order) for sign, end in ends.items()}
 
 
-def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> Hierarchy:
-    """The declaration with a weight of tokens. Raises Lack if it is none with that."""
+def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_apart: bool) -> Hierarchy:
+    """The declaration with a weight of tokens. Raises Lack if it is none with that.
+
+    `is_apart`: what frozen policies decide at ratio 1 is a weight too, and no part of the gate.
+    """
     counts, of_rows, of_gradients = [s.counts for s, *_ in seen], form == "rows", form == "gradients"
 
     def of_signs(change: Callable[[Seen, Any, Any], Any], inside: bool) -> tuple[Expression, Expression]:
@@ -129,40 +163,51 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
         above, below = (expression(trees, counts) for trees in each)
         return above, below
 
-    def gate(s: Seen, x: Any, own: Any) -> Any:
-        by = f.mul(own, f.number(words.value_of(weight, s.counts)))
+    def gated(s: Seen, x: Any, own: Any) -> tuple[Any, Any]:
+        """The gated ratio, and the weight that frozen policies give it."""
+        by = f.mul(own, number(value_of(weight, s.counts) * (s.counts["row"] if of_rows else 1)))
 
         def of_case(y: Any) -> Any:
             rest = _without(y, own)
-            if not of_rows:  # factors in few digits, as if no float had been divided by another
-                terms = f.terms_of(f.div(f.sub(y, rest), by)).items()
-                return f.sub(f.from_terms({k: f.number(f.short(float(c))) for k, c in terms}), 1)
-            if rest != 0:
+            if of_rows and rest != 0:
                 raise Lack("a row's value without an advantage")
-            return f.log(f.div(y, f.mul(by, s.counts["row"])))
+            terms = f.terms_of(f.div(f.sub(y, rest), by)).items()  # in few digits, as if no float had been divided
+            return f.from_terms({k: number(short(float(c))) for k, c in terms})
 
         found = _by_case(x, of_case)
-        moving = single(atom("var", "mean" if of_rows else "x", *s.mine))
-        if not of_gradients and not same(_without(found, moving), 0):
+        if not is_apart:
+            return found, 1
+        w, _ = _kept(s.at_ratio_1(found), 0)
+        found, read = _divided(found, w), s.roles(w)
+        if not read or not read <= FROZEN or s.roles(_kept(found, 0)[0]) & read:
+            raise Lack("no weight that frozen policies alone decide")
+        return found, w
+
+    def gate(s: Seen, x: Any, own: Any) -> Any:
+        found, _ = gated(s, x, own)
+        found = _by_case(found, lambda y: f.log(y) if of_rows else f.sub(y, 1))
+        if not of_gradients and not same(s.at_ratio_1(found), 0):
             raise Lack("a value that is not that of the policy's objective at ratio 1")
-        return _kept(found)
+        return _kept(found, -1)
 
     def rest(s: Seen, x: Any, own: Any) -> Any:
-        return _by_case(x, lambda y: f.div(f.neg(_without(y, own)), f.number(words.value_of(weight, s.counts))))
+        return _by_case(x, lambda y: f.div(f.neg(_without(y, own)), number(value_of(weight, s.counts))))
 
     made = Gate(transform(_one(*of_signs(lambda *x: gate(*x)[0], False)), _as_statistic))
     penalty = _one(*of_signs(rest, True))
     condition = _both_signs(*of_signs(lambda *x: gate(*x)[1], True))
-    objective = Objective(words.times(1, weight))
+    objective = Objective(times(1, weight))
     objective = objective.score() if of_gradients else objective
-    is_of_groups = any(words.group.name in str(e) for e in (made, penalty, condition, objective.weight))
-    formula = operators.stop(penalty) * log_prob(words.current) if of_gradients else penalty
+    if is_apart:
+        objective = objective.weigh(_one(*of_signs(lambda *x: gated(*x)[1], True)))
+    is_of_groups = any(group.name in str(e) for e in (made, penalty, condition, objective.weight))
+    formula = operators.stop(penalty) * log_prob(current) if of_gradients else penalty
     return Hierarchy(
         name=name,
         fibrations=[Fibration(token, row, kernel=uniform())] if of_rows else [],
         gates={row: made, token: zero_gate()} if of_rows else {token: made},
         decomposition=log_ratio(scale=1 / COUNTS["row"]) if of_rows else ratio_deviation(),
-        groups=[words.group] if is_of_groups else [],
+        groups=[group] if is_of_groups else [],
         objective=objective if condition is None else objective.keep(condition),
         penalties={} if str(penalty) == "0" else {"rest": formula},
         gives_up={} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP},
@@ -176,30 +221,52 @@ def _as_statistic(x: Expression) -> Expression:
 
 def _one(above: Expression, below: Expression) -> Expression:
     """What holds where the advantage is above 0, and below."""
-    return above if str(above) == str(below) else operators.where(advantage >= 0, above, below)
+    return above if above == below else operators.where(advantage >= 0, above, below)
 
 
-def _kept(x: Any) -> tuple[Any, Any]:
-    """A gate without the cases in which the gated ratio is 0, and the condition of the others."""
+def _kept(x: Any, nothing: int) -> tuple[Any, Any]:
+    """A formula without the cases in which it is `nothing`, and the condition of the others."""
 
     def joined(condition: Any, one: Any, two: Any) -> tuple[Any, Any]:
         (a, of_a), (b, of_b) = one, two
         made = b if of_a is False else a if of_b is False else f.choose(condition, a, b)
         return made, of_a if of_a is of_b else f.either(f.both(condition, of_a), f.both(f.negate(condition), of_b))
 
-    kept: tuple[Any, Any] = _by_case(x, lambda y: (0, False) if same(y, -1) else (y, True), joined)
+    def of_case(y: Any) -> tuple[Any, Any]:
+        return (0, False) if same(y, nothing) else (y, True)
+
+    kept: tuple[Any, Any] = _by_case(x, of_case, joined)
     return kept
 
 
 def _both_signs(above: Expression, below: Expression) -> Expression | None:
     """The condition of tokens, of those of both signs, in which 1 is always and 0 never; None: always."""
-    if str(above) == str(below):
-        return None if str(above) == "1" else above
-    if "1" in (str(above), str(below)) and "0" not in (str(above), str(below)):
-        return (advantage < 0) | above if str(below) == "1" else (advantage >= 0) | below
+    always, never = as_expression(1), as_expression(0)
+    if above == below:
+        return None if above == always else above
+    if always in (above, below) and never not in (above, below):
+        return (advantage < 0) | above if below == always else (advantage >= 0) | below
     sides = ((advantage >= 0, above), (advantage < 0, below))
-    parts = [side if str(c) == "1" else side & c for side, c in sides if str(c) != "0"]
+    parts = [side if c == always else side & c for side, c in sides if c != never]
     return functools.reduce(operator.or_, parts)
+
+
+def _divided(x: Any, w: Any) -> Any:
+    """A formula divided by another one, case by case; both have the same cases."""
+    if (a := _choice(x)) is None:
+        return x if same(x, 0) else f.div(x, w)
+    condition, one, two = a.args
+
+    def where_it_is(way: bool) -> Any:
+        return f.replaced([w], lambda c: way if c is condition else None)[0]
+
+    return f.choose(condition, _divided(one, where_it_is(True)), _divided(two, where_it_is(False)))
+
+
+def _choice(x: Any) -> Atom | None:
+    """The choice that a formula is; None for other formulas."""
+    a = f.below(x)[0] if isinstance(x, Formula) else None
+    return a if isinstance(a, Atom) and a.op == "choose" and x is single(a) else None
 
 
 def _without(x: Any, own: Any) -> Any:
@@ -208,8 +275,7 @@ def _without(x: Any, own: Any) -> Any:
 
 def _by_case(x: Any, change: Callable[[Any], Any], joined: Callable[..., Any] = f.choose) -> Any:
     """What `change` makes of the value of each case of a formula, joined."""
-    a = f.below(x)[0] if isinstance(x, Formula) else None
-    if not isinstance(a, Atom) or a.op != "choose" or x is not single(a):
+    if (a := _choice(x)) is None:
         return change(x)
     condition, *values = a.args
     return joined(condition, *(_by_case(v, change, joined) for v in values))
@@ -233,3 +299,112 @@ def _check(subject: Function, h: Hierarchy) -> None:
         pairs = zip(subject.of_tokens(made, structure), reference.with_numbers(structure, {}), strict=True)
         if not all(equal(one, two) for one, two in pairs):
             raise Lack(f"something else on {structure}")
+
+
+# ------------------------------------------------------------ in words
+
+
+def value_of(weight: Weight, counts: dict[str, int]) -> float:
+    powers, name, epsilon = weight
+    return math.prod((counts[n] + (epsilon if n == name else 0)) ** float(p) for n, p in powers.items())
+
+
+def weights(each: Sequence[Powers]) -> Iterator[Weight]:
+    """Products of counts; then those with a small number beside a count."""
+    yield from ((powers, "", 0.0) for powers in each)
+    yield from ((powers, n, e) for e in EPSILONS for powers in each for n in powers)
+
+
+def _solved(values: Sequence[Any], counts: Sequence[dict[str, int]]) -> tuple[Any, Weight]:
+    """A number of each token as a number times counts."""
+    for weight in weights(({}, *USUAL, *FURTHER, *ROOTS)):
+        each = [float(v) / value_of(weight, c) for v, c in zip(values, counts, strict=True)]
+        if max(each) - min(each) <= EXACT * max(map(abs, each)):
+            return _written(each[0]), weight
+    raise Lack("a number that is no product of counts")
+
+
+def _written(x: float) -> Any:
+    """A number in few digits, or else as a quotient of small whole numbers, or else in all its digits."""
+    found, simple = short(x), number(x)
+    is_quotient = isinstance(simple, Fraction) and simple.denominator <= SIMPLE
+    return simple if is_quotient and len(repr(found)) > DIGITS else found
+
+
+def times(k: Any, weight: Weight, factors: Sequence[Expression] = ()) -> Expression:
+    """A number times counts and factors. The logarithm of a ratio of few digits is written as such."""
+    ratio = short(math.expm1(k)) if abs(k) < WIDE and len(repr(k)) > DIGITS else k
+    if len(repr(ratio)) <= 8 < len(repr(k)) and not isinstance(k, Fraction):
+        k, factors = 1, [operators.log1p(as_expression(ratio)), *factors]
+    each = ([as_expression(abs(k))] if abs(k) != 1 else []) + [*factors]
+    found = functools.reduce(operator.mul, each) if each else as_expression(1)
+    found = -found if k < 0 else found
+    powers, name, epsilon = weight
+    for n, p in powers.items():
+        by = COUNTS[n] + epsilon if n == name else COUNTS[n]
+        by = by if abs(p) == 1 else operators.sqrt(by)
+        found = found * by if p > 0 else found / by
+    return found
+
+
+def expression(trees: Sequence[Tree], counts: Sequence[dict[str, int]]) -> Expression:
+    """Trees of one shape as an expression of the language."""
+    first = trees[0]
+    if any(t.shape != first.shape for t in trees):
+        raise Lack("another formula on batches of other sizes")
+
+    def of(k: int) -> Expression:
+        return expression([t.args[k] for t in trees], counts)
+
+    if first.op == "number":
+        return times(*_solved([t.args[0] for t in trees], counts))
+    if first.op in READ:
+        return READ[first.op]
+    if first.op == "own":
+        return OWN[first.args[0]]
+    if first.op == "total":
+        over, weight, _ = first.args
+        unit = of(2)
+        return total(unit * COUNTS["row"] if weight > 0 else unit / COUNTS["row"] if weight else unit, PLACES[over])
+    if first.op == "power":
+        k = first.args[1]
+        return of(0) ** k if k > 0 else 1 / of(0) if k == -1 else (1 / of(0)) ** -k
+    if first.op == "product":
+        k, (powers, name, epsilon) = _solved([t.number for t in trees], counts)
+        factors = [of(i) for i in range(1, len(first.args))]
+        for i, factor in enumerate(factors):
+            over = first.args[i + 1].args[0] if first.args[i + 1].op == "total" else ""
+            if powers.get(over) == -1 and over != name and isinstance(factor, Aggregate):
+                factors[i] = replace(factor, kind="mean")
+                powers = {n: p for n, p in powers.items() if n != over}
+        return times(k, (powers, name, epsilon), factors)
+    if first.op in ("lt", "le") and first.args[0].op == "product":  # sums beside counts: means beside numbers
+        _, (powers, name, _) = _solved([t.args[1].args[0] for t in trees], counts)
+        totals = (a.args[0] for a in first.args[0].args if a.op == "total" and not name)
+        if over := next((over for over in totals if powers == {over: 1}), ""):
+            trees = [t.scaled(Fraction(1, c[over])) for t, c in zip(trees, counts, strict=True)]
+    if first.op == "sum":
+        falls = [t.op == "product" and t.number < 0 for t in first.args]
+        first_, *order = sorted(range(len(falls)), key=falls.__getitem__)
+        found = of(first_)
+        for k in order:
+            each = expression([t.args[k].scaled(-1 if falls[k] else 1) for t in trees], counts)
+            found = found - each if falls[k] else found + each
+        return found
+    parts = [of(k) for k in range(len(first.args))]
+    by: Callable[..., Expression] = OPERATIONS.get(first.op) or getattr(operators, first.op)
+    return by(*parts)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "choose": operators.where, "exp": operators.exp, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
+    "eq": lambda a, b: (a <= b) & (a >= b), "not": lambda a: ~a, "and": lambda a, b: a & b,
+}  # fmt: skip
+READ = {"residual": residual, "ratio": 1 + residual, "log ratio": operators.log1p(residual)}
+PLACES = {"row": row, "group": group, "batch": batch}
+current, old = policies("current old")
+OWN: dict[str, Expression] = {
+    "x": token_log_ratio, "mean": residual, "advantages": advantage, "log_probs": log_prob(current),
+    "old_log_probs": log_prob(old),
+    **{role: log_prob(policies(name)[0]) for name, role in ARGUMENT_OF.items()},
+}  # fmt: skip

@@ -19,6 +19,7 @@ MOST = 150  # products of terms that are multiplied out
 ROUNDING = Fraction(1, 10**15)  # of a float, relative
 SMALL = 1e-14  # what a difference may be in the place of 0
 SHORT = 1e-14  # by which a number may differ from the one that is written, relative
+LATER = {"advantages": 1, "rewards": 1, "x": 2, "mean": 2, "sum": 3}  # variables that come after others in sums
 SIMPLE = 1000  # denominators that a float is read with
 
 
@@ -32,12 +33,16 @@ class Untraced(Exception):
 
 
 class Atom:
-    """An operator and its arguments: `var`, a function, `of` a sum, `choose`, or a condition."""
+    """An operator and its arguments: `var`, a function, `of` a sum, `choose`, or a condition.
 
-    __slots__ = ("__weakref__", "args", "free", "id", "op")
+    `rank`: its place in the order of terms. That of a variable does not depend on what was recorded before it.
+    """
+
+    __slots__ = ("__weakref__", "args", "free", "id", "op", "rank")
     op: str
     args: tuple[Any, ...]
     id: int
+    rank: tuple[int, Any]
     free: frozenset[Atom]
 
 
@@ -65,6 +70,7 @@ def _interned(cls: Any, key: Any, name: str, value: Any, op: str = "") -> Any:
         found.id = next(_count)
         if op:
             found.op = op
+            found.rank = (LATER.get(value[0], 0), repr(value)) if op == "var" else (len(LATER), found.id)
         found.free = frozenset([found]) if op == "var" else frozenset().union(*map(free, below(found)))
     return found
 
@@ -213,7 +219,7 @@ def first_term(a: Formula) -> Any:
 
     def order(key: Any) -> Any:
         m, e = key
-        return not m and e is None, [(x.id, p) for x, p in m], -1 if e is None else e.id
+        return not m and e is None, [(x.rank, p) for x, p in m], -1 if e is None else e.id
 
     return min(a.terms, key=order)
 

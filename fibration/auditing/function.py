@@ -161,7 +161,7 @@ class Function:
             raise self._refusal(given, step, error) from error
 
     def _refusal(self, given: Mapping[str, Tensor], step: str, error: BaseException) -> AuditError:
-        text, place = str(error), _where(self.call, error)
+        text, place = str(error), where(self.call, error)
         if IN_PLACE in text:
             return AuditError(
                 f"'{self.name}' changes {self.moves} in place",
@@ -430,7 +430,7 @@ def _is(value: object) -> str:
     return an(type(value).__name__) + (", a torch.nn.Module" if isinstance(value, torch.nn.Module) else "")
 
 
-def _where(call: Any, error: BaseException) -> str:
+def where(call: Any, error: BaseException) -> str:
     """The last line of the function's own file that an error came through: `line 7 of my.py`; '' if there is none."""
     file = getattr(getattr(call, "__code__", None), "co_filename", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,9 +156,3 @@ def as_found(model: nn.Module, move: float = 0.0) -> Iterator[None]:
                 p.grad = gradient
         for module, mode in modes:
             module.training = mode
-
-
-def total(gradients: Mapping[str, Tensor | None]) -> float:
-    """The norm of all gradients together."""
-    squares = [float(g.double().pow(2).sum()) for g in gradients.values() if g is not None]
-    return float(sum(squares)) ** 0.5

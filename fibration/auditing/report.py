@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fibration.auditing.batch import Batch
-from fibration.auditing.finding import MARK, Finding, Status
 from fibration.auditing.function import Function
 from fibration.auditing.identify import Likeness
+from fibration.auditing.properties import MARK, Finding, Status
 from fibration.errors import AuditError, listed
 from fibration.escaping import annotation, escaped, json_text, markdown_text
 

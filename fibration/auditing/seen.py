@@ -75,6 +75,17 @@ class Seen:
         tokens = {"row": lengths[self.mine[0]], "batch": sum(lengths), "group": sum(here)}
         return tokens | {"rows": len(lengths), "rows of the group": len(here), "groups": len(set(groups))}
 
+    def at_ratio_1(self, x: Any) -> Any:
+        """The formula where the log ratios of the token, its row, its group and the batch are 0."""
+        moving = {v for v in f.free(x) if v.args[0] in ("x", "mean")}
+        moving |= {v for v in f.free(x) if v in self.sums and same(self.at_ratio_1(self.sums[v][2]), 0)}
+        return f.substituted([x], dict.fromkeys(moving, 0))[0]
+
+    def roles(self, x: Any) -> set[str]:
+        """What the formula's numbers are: arguments of the function, and the log ratio `x`."""
+        each = (self.roles(self.sums[v][2]) if v in self.sums else {v.args[0]} for v in f.free(x))
+        return set().union(*each)
+
     def others(self, x: Any) -> set[Place]:
         """The other tokens and rows that a formula reads."""
         return {v.args[1:] for v in f.free(x) if v not in self.sums} - {self.mine, self.mine[:1]}

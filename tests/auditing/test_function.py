@@ -12,7 +12,7 @@ from support import refuses
 from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
-from fibration.auditing import soundness
+from fibration.auditing import properties
 from fibration.auditing.batch import drawn
 from fibration.auditing.function import Function
 from fibration.auditing.report import rendered
@@ -160,7 +160,7 @@ def test_a_sparse_gradient_is_one():
     sparse, dense = (Function(backward("loss", f), "loss") for f in (lambda g: (2 * g).to_sparse(), lambda g: 2 * g))
     batch = drawn(5, (2, 1), 0.2)
     assert (sparse.evaluate(batch).coefficients == dense.evaluate(batch).coefficients).all()
-    assert soundness.inputs(sparse).status == "holds"
+    assert properties.inputs(sparse).status == "holds"
 
 
 def test_what_is_no_function_is_refused():
@@ -177,7 +177,7 @@ def clamps(name):
 
 @pytest.mark.parametrize("name", ["old", "advantages", "log_probs"])
 def test_a_clamp_in_place_that_moves_few_numbers_is_found(name):
-    found = soundness.inputs(Function(clamps(name), "loss"))
+    found = properties.inputs(Function(clamps(name), "loss"))
     assert found.status == "fails" and f"changes {name}" in found.text and "in place" in found.text
 
 

@@ -28,7 +28,7 @@ NOT = {
     "best_of_group": "no advantages", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
     "prefix_is": "some of the tokens", "dr_grpo": "something else on",
 }  # fmt: skip
-VALUED = ("bapo", "dapo", "grpo", "m2po", "ppo", "ppo_entropy", "prime_rl", "truly_ppo", "gspo", "luspo")
+VALUED = "bapo dapo decoupled_ppo grpo m2po ppo ppo_entropy prime_rl tis truly_ppo gspo luspo".split()
 token, trajectory = Stratum("token"), Stratum("trajectory")
 
 
@@ -135,6 +135,27 @@ def test_numbers_are_written_as_the_function_has_them(call, word):
     assert all(v.status == "proved" for v in h.verify().verdicts if v.law == "locality")
 
 
+def weighed(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+    ratio, a = torch.exp(log_probs - old_log_probs), advantages[:, None]
+    w = torch.exp(old_log_probs - rollout_log_probs).clamp(max=2.0).detach()
+    return -(w * torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a) * mask).sum() / mask.sum()
+
+
+def masked(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+    w = torch.exp(old_log_probs - rollout_log_probs).detach()
+    w = torch.where((w >= 0.5) & (w <= 2.0), w, 0.0)
+    return -(w * torch.exp(log_probs - old_log_probs) * advantages[:, None] * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("call", [weighed, masked])
+def test_weights_by_frozen_policies_are_no_part_of_the_gate(call):
+    h = lift(call)
+    assert len(h.objective.weighed) == 1 and "rollout" not in str(h.gate(token)) and alike(h, Function(call, "call"))
+    assert len(h.objective.kept) == (call is masked)
+    proved = {v.law for v in h.verify().verdicts if v.status == "proved"}
+    assert {"identity", "gradient"} <= proved
+
+
 def test_means_of_groups_have_their_counts():
     h = lift(of_groups)
     assert alike(h, Function(of_groups, "of_groups")) and "over=prompt_group" in str(h.objective.weight)
@@ -147,7 +168,10 @@ def test_a_law_that_a_function_breaks_is_refuted():
         compile(lift(cubed))
 
 
-@pytest.mark.parametrize(("call", "found"), [(long_rows, "of up to 61 tokens"), (in_order, "no rule says what")])
+IN_ORDER = rf"sort.*line {inspect.getsourcelines(in_order)[1] + 1} of test_lift.py"
+
+
+@pytest.mark.parametrize(("call", "found"), [(long_rows, "of up to 61 tokens"), (in_order, IN_ORDER)])
 def test_a_function_that_is_another_for_other_sizes_has_no_declaration(call, found):
     with pytest.raises(AuditError, match=found):
         lift(call)

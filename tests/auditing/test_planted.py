@@ -5,7 +5,7 @@ from oracles.loss_functions import MISTAKES, RIGHT, per_token
 from oracles.unusual_functions import UNUSUAL
 
 from fibration import audit
-from fibration.auditing import features, soundness
+from fibration.auditing import properties
 from fibration.auditing.function import Function
 
 ALL_RIGHT = {**RIGHT, **UNUSUAL}
@@ -61,19 +61,19 @@ def test_a_mistake_is_called_no_shipped_loss_but_one_that_it_is(name):
 
 # Without a loss beside the function, no difference names the mistake: the property alone has to.
 ALONE = {
-    "max_for_min": (features.sides, "max for min"),
-    "mask_shifted_by_one": (soundness.mask, "a masked place gets a gradient"),
-    "one_token_too_many": (features.normaliser, "no mean or sum of tokens or rows"),
-    "max_for_min_with_a_reference": (features.sides, "max for min"),
-    "dropped_minus": (features.sign, "against its advantage"),
-    "mean_over_masked_places": (soundness.padding, "three more masked places"),
-    "a_weight_that_sees_later_tokens": (features.causal, "later tokens of its row"),
-    "power_of_a_huge_ratio": (soundness.finite, "far off policy"),
-    "an_attached_weight": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
-    "an_attached_weight_without_bound": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
-    "an_attached_weight_of_log_probs": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
-    "k3_exchanged_of_rewards": (features.reference, "k3 with the policy and the reference exchanged"),
-    "k3_exchanged": (features.reference, "k3 with the policy and the reference exchanged"),
+    "max_for_min": (properties.sides, "max for min"),
+    "mask_shifted_by_one": (properties.mask, "a masked place gets a gradient"),
+    "one_token_too_many": (properties.normaliser, "no mean or sum of tokens or rows"),
+    "max_for_min_with_a_reference": (properties.sides, "max for min"),
+    "dropped_minus": (properties.sign, "against its advantage"),
+    "mean_over_masked_places": (properties.padding, "three more masked places"),
+    "a_weight_that_sees_later_tokens": (properties.causal, "later tokens of its row"),
+    "power_of_a_huge_ratio": (properties.finite, "far off policy"),
+    "an_attached_weight": (properties.engine, "the weight by rollout_log_probs carries a gradient"),
+    "an_attached_weight_without_bound": (properties.engine, "the weight by rollout_log_probs carries a gradient"),
+    "an_attached_weight_of_log_probs": (properties.engine, "the weight by rollout_log_probs carries a gradient"),
+    "k3_exchanged_of_rewards": (properties.reference, "k3 with the policy and the reference exchanged"),
+    "k3_exchanged": (properties.reference, "k3 with the policy and the reference exchanged"),
 }
 
 
@@ -90,7 +90,7 @@ def test_what_lies_under_the_mask_is_part_of_its_batch():
         values = (per_token(log_probs, old_log_probs, advantages) * mask).sum() / mask.sum()
         return values * (1 + 0.1 * log_probs.detach().sum())
 
-    found = soundness.mask(Function(wrong, "wrong"))
+    found = properties.mask(Function(wrong, "wrong"))
     assert found.status == "fails" and found.batch.padding.value == -0.7
 
 

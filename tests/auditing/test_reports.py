@@ -10,7 +10,7 @@ from support import refuses
 from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
-from fibration.auditing import features, soundness
+from fibration.auditing import properties
 from fibration.auditing.call import other_numbers
 from fibration.auditing.function import Function
 from fibration.auditing.report import as_text, shown_batches
@@ -52,13 +52,13 @@ def mask_in_bfloat16(log_probs, old_log_probs, advantages, mask):
 
 @pytest.mark.parametrize(("function", "dtype"), [(in_bfloat16, "bfloat16"), (ratio_in_half, "float16")])
 def test_a_cast_to_half_precision_inside_is_found(function, dtype):
-    found = soundness.precision(Function(function, "function"))
+    found = properties.precision(Function(function, "function"))
     assert found.status == "fails" and dtype in found.text and found.batch.tokens == 1
 
 
 @pytest.mark.parametrize("function", [right, mask_in_bfloat16])
 def test_a_mask_in_half_precision_is_not_accused(function):
-    assert soundness.precision(Function(function, "function")).status == "holds"
+    assert properties.precision(Function(function, "function")).status == "holds"
 
 
 # ------------------------------------------------------------ whitening
@@ -75,14 +75,14 @@ def whitened(correction, epsilon, values=per_token):
 @pytest.mark.parametrize("correction", [0, 1])
 def test_whitened_advantages_are_not_accused(correction):
     f = whitened(correction, 1e-8)
-    assert f.whitens and soundness.finite(f).status != "fails" and features.sign(f) is None
-    assert features.first_update(f).status == "note" and features.normaliser(f) is None
-    assert features.sides(f).text.endswith("A > 0 at the ratio 1.2 and outward ones with A < 0 at the ratio 0.8")
+    assert f.whitens and properties.finite(f).status != "fails" and properties.sign(f) is None
+    assert properties.first_update(f).status == "note" and properties.normaliser(f) is None
+    assert properties.sides(f).text.endswith("A > 0 at the ratio 1.2 and outward ones with A < 0 at the ratio 0.8")
     assert not Function(right, "right").whitens
 
 
 def test_a_batch_of_one_row_that_makes_nan_is_a_note():
-    found = soundness.finite(whitened(1, 1e-8))
+    found = properties.finite(whitened(1, 1e-8))
     assert found.status == "note" and found.text.startswith("a batch of one row makes the loss NaN")
 
 
@@ -92,9 +92,9 @@ def test_a_loss_that_is_nan_where_all_is_masked_is_accused_of_nothing_else():
         return token_mean(per_token(log_probs, old_log_probs, advantages), near)
 
     f = Function(loss, "loss")
-    assert {ask(f).status for ask in (soundness.padding, soundness.rows)} == {"holds"}
-    assert soundness.mask(f).status == "note"
-    assert "far off policy" in soundness.finite(f).text
+    assert {ask(f).status for ask in (properties.padding, properties.rows)} == {"holds"}
+    assert properties.mask(f).status == "note"
+    assert "far off policy" in properties.finite(f).text
 
 
 def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
@@ -118,7 +118,7 @@ def test_a_mistake_that_is_a_loss_with_other_numbers_than_declared_stays_one():
 
 
 def test_equal_advantages_that_make_nan_are_found():
-    found = soundness.finite(whitened(0, 0.0))
+    found = properties.finite(whitened(0, 0.0))
     assert found.status == "fails" and "equal advantages make NaN" in found.text and found.batch.lengths == (1, 1)
 
 
@@ -127,7 +127,7 @@ def test_a_clip_on_the_wrong_side_is_found_beside_whitening():
         r, a = (log_probs - old_log_probs).exp(), a[:, None]
         return -torch.maximum(r * a, r.clamp(0.8, 1.2) * a)
 
-    found = features.sides(whitened(0, 1e-8, values))
+    found = properties.sides(whitened(0, 1e-8, values))
     assert found.status == "fails" and "max for min" in found.text and len(found.batch.rows) == 2
 
 
@@ -151,7 +151,7 @@ def weighted(weight):
         w = weight(old_log_probs - rollout_log_probs).detach()
         return token_mean(w * per_token(log_probs, old_log_probs, advantages), mask)
 
-    return soundness.engine(Function(loss, "loss"))
+    return properties.engine(Function(loss, "loss"))
 
 
 UPSIDE_DOWN = {
@@ -194,7 +194,7 @@ def test_a_ratio_to_the_rollout_engine_is_not_accused(name):
         values = NO_WEIGHT[name](log_probs - rollout_log_probs, log_probs - old_log_probs)
         return token_mean(-values * advantages[:, None], mask)
 
-    assert soundness.engine(Function(loss, "loss")).status == "holds"
+    assert properties.engine(Function(loss, "loss")).status == "holds"
 
 
 # ------------------------------------------------------------ bounds, micro-batches
@@ -208,9 +208,9 @@ def test_a_loss_without_a_bound_is_told_so_and_not_accused():
     def loss(log_probs, old_log_probs, advantages, mask):
         return -(row_ratio(log_probs, old_log_probs, mask) * advantages).mean()
 
-    found = features.sides(Function(loss, "loss"))
+    found = properties.sides(Function(loss, "loss"))
     assert found.status == "note" and found.text.startswith("no bound: with A > 0 the coefficient grows")
-    assert "no bound" not in features.sides(Function(right, "right")).text
+    assert "no bound" not in properties.sides(Function(right, "right")).text
 
 
 SHARES = {
@@ -228,7 +228,7 @@ def test_what_a_micro_batch_is_multiplied_by_is_in_words(words):
     def loss(log_probs, old_log_probs, advantages, mask):
         return SHARES[words](per_token(log_probs, old_log_probs, advantages) * mask, mask)
 
-    assert words in features.normaliser(Function(loss, "loss")).text
+    assert words in properties.normaliser(Function(loss, "loss")).text
 
 
 # ------------------------------------------------------------ the report
@@ -316,11 +316,11 @@ def test_a_clip_without_a_minimum_is_said_to_stop_what_comes_back():
         clipped = torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)
         return -(torch.where(a < 0, torch.max(clipped, 3 * a), clipped) * mask).sum() / mask.sum()
 
-    found = features.sides(Function(loss, "loss"))
+    found = properties.sides(Function(loss, "loss"))
     assert found.status == "note" and found.text.endswith(
         "with A < 0 a bound also stops ratios on their way back to 1, as a clip without min(ratio·A, clip(ratio)·A) does"
     )
-    assert features.sides(Function(dual, "dual")).status == "holds"
+    assert properties.sides(Function(dual, "dual")).status == "holds"
 
 
 def test_bounds_beside_a_term_of_its_own_gradient_are_not_denied():
@@ -330,7 +330,7 @@ def test_bounds_beside_a_term_of_its_own_gradient_are_not_denied():
         clipped = torch.min(y.exp() * a, y.exp().clamp(0.8, 1.2) * a)
         return -((clipped - 0.1 * (torch.exp(-y) + y - 1)) * mask).sum() / mask.sum()
 
-    found = features.sides(Function(loss, "loss"))
+    found = properties.sides(Function(loss, "loss"))
     assert found.status == "note" and found.text.startswith("not seen: another term has a gradient")
 
 
@@ -344,5 +344,5 @@ def test_a_mean_of_all_rewards_is_noted_where_groups_are_given(scaled, words):
         a = (a / (rewards.std() + 1e-6) if scaled else a)[:, None]
         return -((log_probs - old_log_probs.detach()).masked_fill(~mask.bool(), 0.0).exp() * a * mask).sum()
 
-    found = features.baseline(Function(loss, "loss"))
+    found = properties.baseline(Function(loss, "loss"))
     assert (found.status, found.text) == ("note", f"advantages are {words}, though group_ids are given")
