@@ -127,7 +127,6 @@ def test_a_ratio_of_rows_is_a_gate_on_rows():
     assert h.verify().ok and list(h.gives_up) == ["first_order"]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(("call", "word"), [(with_epsilon, "1e-08"), (of_row_means, "1e-08"), (cooled, "10/7")])
 def test_numbers_are_written_as_the_function_has_them(call, word):
     h = lift(call)

@@ -153,7 +153,6 @@ def test_coefficients_of_shipped_losses_equal_finite_differences(name, scale):
             assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_backward_passes_of_shipped_gates_equal_their_jacobians(name):
     hierarchy, op = spec(name), operator(spec(name))

@@ -190,7 +190,6 @@ def test_long_sums_have_few_roundings_in_float32():
         assert np.asarray(found, np.float64) == pytest.approx(x.astype(np.float64).sum(1), rel=64 * 2.0**-24)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["padded", "packed", "group"])
 def test_sums_in_order_and_quantiles_skip_masked_tokens(kind):
     """Against plain loops; rows with holes, an empty row, and groups of tokens in any order."""
@@ -248,7 +247,6 @@ def test_what_is_not_finite_makes_the_objective_nan(what):
     assert lost[row, place] and not np.delete(np.asarray(lost), row, 0).any()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("what", "change"),
     {

@@ -23,7 +23,6 @@ def test_equal_losses_are_proved_the_same(name):
     )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_losses_are_refuted_by_a_batch(name):
     """The batch has at most three tokens. Its coefficients equal differences of J. No pair is proved."""

@@ -7,7 +7,6 @@ machine is.
 import itertools
 import json
 import math
-import pickle
 import random
 import subprocess
 import sys
@@ -328,10 +327,6 @@ def test_the_precision_of_mpmath_is_per_thread():
 
 
 # ---------------------------------------------------------------- callers
-
-
-def test_reports_can_be_pickled(asked):
-    assert pickle.loads(pickle.dumps(one().verify())).fact("radius") == "C"
 
 
 SLOW = """

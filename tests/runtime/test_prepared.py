@@ -88,7 +88,6 @@ def test_a_second_call_has_the_bits_of_a_first_one(name, backend, lay_out, check
         same(second, first)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["ppo", "gspo"])
 def test_every_dtype_is_kept_apart(name, dtype, checks):
