@@ -107,7 +107,6 @@ def test_the_page_counts_the_formulas_that_have_declarations():
     assert f"rows of up to {max(LARGE)} tokens" in page
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOT)
 def test_what_has_no_declaration_is_refused_in_words(name):
     with pytest.raises(AuditError, match=NOT[name]):
