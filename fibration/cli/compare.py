@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,28 +131,33 @@ def _with_all(h: Hierarchy, words: Sequence[str], settings: Settings) -> Report:
 
 def _options(specs: Sequence[Spec]) -> tuple[tuple[Options, Options], str]:
     """The options that decide the parts of each config, in words; and those that make the first config the second."""
-    one, other = (config_of(spec.name, spec.overrides) if spec.trainer else None for spec in specs)
-    alike = one is not None and other is not None and specs[0].trainer == specs[1].trainer
-    found = [
-        {} if own is None else deciding(spec.name, own, beside if alike else None)
-        for spec, own, beside in zip(specs, (one, other), (other, one), strict=True)
+    one, other = (options_in(config_of(spec.name, spec.overrides)) if spec.trainer else None for spec in specs)
+    alike = specs[0].trainer == specs[1].trainer
+    found: list[dict[str, list[str]]] = []
+    for spec, own, beside in zip(specs, (one, other), (other, one), strict=True):
+        found.append({} if own is None else deciding(spec.name, own, beside if alike else None))
+    words = [
+        {part: [_word(option, own or {}) for option in options] for part, options in of.items()}
+        for of, own in zip(found, (one, other), strict=True)
     ]
-    words = [{part: [_word(*o) for o in options.items()] for part, options in of.items()} for of in found]
     change = ""
     if one is not None and other is not None and alike:
-        changes = dict(o for options in found[1].values() for o in options.items())
-        written = {option: value for option, value in changes.items() if value is not None}
-        kept = {option: value for option, value in options_in(one).items() if option not in changes}
+        changes = dict.fromkeys(option for options in found[1].values() for option in options)
+        written = {option: other[option] for option in changes if option in other}
+        kept = {option: value for option, value in one.items() if option not in changes}
         if changes and parts_of(specs[0].name, {**kept, **written}) == parts_of(specs[1].name, other):
             gone = [option for option in changes if option not in written]
-            steps = [f"write {' '.join(_word(*o) for o in written.items())}"] if written else []
+            steps = [f"write {' '.join(_word(option, written) for option in written)}"] if written else []
             steps += [f"leave out {listed(gone)}"] if gone else []
             change = f"in {specs[0].name} {' and '.join(steps)}: then both declare the same"
     return (words[0], words[1]), change
 
 
-def _word(option: str, value: Any) -> str:
-    return f"{option} (its default)" if value is None else f"{option}={value}"
+def _word(option: str, options: Mapping[str, Any]) -> str:
+    if option not in options:
+        return f"{option} (its default)"
+    value = options[option]
+    return f"{option}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _with_numbers(

@@ -35,14 +35,13 @@ def loss_of(spec: str, config: Mapping[str, Any]) -> TrainerLoss:
     return found
 
 
-def deciding(spec: str, config: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """The options that decide each part of a config's loss, by the part, with their values.
+def deciding(spec: str, given: Mapping[str, Any], beside: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """The options that decide each part of a config's loss, by the part. `given`: its options, from `options_in`.
 
-    An option decides a part that changes when the option is left out, or when it has the value that it has in `other`,
-    a second config of the same trainer. It has the value None where a config leaves it at its default.
+    An option decides a part that changes when the option is left out, or when it has the value that it has in `beside`,
+    the options of a second config of the same trainer.
     """
-    given, beside = options_in(config), None if other is None else options_in(other)
-    own, found = parts_of(spec, config), dict[str, dict[str, Any]]()
+    own, found = parts_of(spec, given), dict[str, list[str]]()
     for key in given if beside is None else {**given, **beside}:
         changed = {k: v for k, v in given.items() if k != key}
         changed |= {key: beside[key]} if beside and key in beside else {}
@@ -54,7 +53,7 @@ def deciding(spec: str, config: Mapping[str, Any], other: Mapping[str, Any] | No
             continue
         for name in {**own, **parts}:
             if own.get(name) != parts.get(name):
-                found.setdefault(name, {})[key] = given.get(key)
+                found.setdefault(name, []).append(key)
     return found
 
 

@@ -152,6 +152,14 @@ def test_two_configs_with_other_numbers_are_other_losses(config):
     assert f"fix: in {config} write epsilon_high=0.28: then both declare the same" in flat(output)
 
 
+@pytest.mark.parametrize("number", ["epsilon=0.25", "epsilon_high=0.21", "delta=4", "scale_rewards=none"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_another_number_is_seen_through_advantages_of_rewards(config, loss_type, number):
+    """Equal rewards make no advantage, and one sign of two meets the bound: few of the batches tried tell."""
+    words = config, f"loss_type={loss_type}", "beta=0"
+    assert "has the coefficient" in flat(invoke("compare", *words, *words, number)[1])
+
+
 def test_a_table_names_the_options_that_decide_each_part(config, tmp_path):
     """Of two configs of one trainer, the options in which they differ; of other pairs, those that are no default."""
     other, verl = tmp_path / "other.yaml", tmp_path / "verl.yaml"

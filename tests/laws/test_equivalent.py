@@ -157,7 +157,6 @@ def test_the_heading_of_a_comparison_names_both_losses():
 @pytest.mark.parametrize("name", ["dapo", "grpo_k3", "fiberpo"])
 def test_a_multiple_of_a_loss_is_named(name, factor):
     loss = load(name)
-    own = {n: penalty for n, penalty in loss.penalties.items()}
     scaled = loss.replace(name="scaled", objective=loss.objective.with_parts(weight=factor * loss.objective.weight))
     (found,) = equivalent(scaled, loss).verdicts
     assert (found.status, found.factor) == ("refuted", factor)
@@ -165,8 +164,8 @@ def test_a_multiple_of_a_loss_is_named(name, factor):
     assert found.to_dict()["factor"] == str(factor)
     (other,) = equivalent(loss, scaled).verdicts
     assert other.factor == 1 / factor
-    if own:  # the penalty alone is no multiple of the loss
-        heavier = loss.replace(penalties={n: 2 * p.formula for n, p in own.items()})
+    if loss.penalties:  # a penalty alone is no multiple of the loss
+        heavier = loss.replace(penalties={n: 2 * p.formula for n, p in loss.penalties.items()})
         assert equivalent(heavier, loss).verdicts[0].factor is None
 
 

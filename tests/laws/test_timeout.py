@@ -374,15 +374,6 @@ def test_compile_and_run_take_a_timeout(spec):
         fibration.compile(fibration.load(spec), "torch")
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])
-def test_the_commands_refuse_a_timeout_that_is_not_positive(timeout):
-    for command in ("verify", "compile", "run"):
-        code, output = invoke(command, "ppo", "--timeout", timeout)
-        assert code == 2
-        assert "timeout" in output
-
-
 # ---------------------------------------------------------------- single operations
 
 

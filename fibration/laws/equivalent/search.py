@@ -207,7 +207,9 @@ def _per_element(
 def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points | None]:
     tokens = tokens_of(pair, concrete)
     steps = list(_advantages(pair, concrete, tokens, rng))
-    turns = itertools.cycle(steps)
+    # equal rewards make no advantage in most losses, so they are tried once
+    telling = [a for a in steps if len(set(a)) > 1] if pair.takes_rewards else []
+    turns = itertools.chain(steps, itertools.cycle(telling or steps))
     found = breaks(pair, concrete)
     for drifts, as_ratios in _drifts(pair, concrete, found, len(tokens), rng) if steps else ():
         for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
