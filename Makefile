@@ -82,8 +82,8 @@ $(VENV)/.docs: $(READY)
 study: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore::UserWarning docs/studies/staleness/small.py
 
-# What an index gets: the sdist, and the wheel that is made of it. Then what a user does with the wheel, outside the checkout, in an
-# environment that has nothing else: a verdict, a project, and its tests.
+# What an index gets: the sdist, and the wheel that is made of it. Then what a user does with the wheel, in an environment and a
+# folder that have nothing of the checkout: a verdict, a project, and its tests.
 wheel: setup
 	@rm -rf dist build/wheel && mkdir -p dist build/wheel
 	@$(BIN)/python -c "import setuptools.build_meta as b; b.build_sdist('dist')" >/dev/null

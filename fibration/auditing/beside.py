@@ -267,7 +267,7 @@ class Pair:
     """A parameter's gradient in the step beside the declared one.
 
     `size`, `declared`: the squared norms. `both`: their product. All in float64. `there`: whether the step has a
-    gradient.
+    gradient. `finite`: whether it has no NaN or infinity.
     """
 
     name: str
@@ -275,6 +275,7 @@ class Pair:
     declared: float
     both: float
     there: bool
+    finite: bool
 
     @classmethod
     def of(cls, name: str, found: Tensor | None, declared: Tensor | None) -> Pair:
@@ -283,7 +284,8 @@ class Pair:
         def product(a: Tensor | None, b: Tensor | None) -> float:
             return 0.0 if a is None or b is None else float((a.double() * b.double()).sum())
 
-        return cls(name, product(one, one), product(two, two), product(one, two), found is not None)
+        finite = one is None or bool(one.isfinite().all())  # the square of a finite number may be infinite
+        return cls(name, product(one, one), product(two, two), product(one, two), found is not None, finite)
 
     @property
     def factor(self) -> float:
@@ -310,10 +312,10 @@ class Comparison:
     ) -> None:
         self.tolerance = tolerance
         self.pairs = [Pair.of(name, found[name], declared[name]) for name in found]
-        self.finite = [p for p in self.pairs if math.isfinite(p.size)]
+        self.finite = [p for p in self.pairs if p.finite]
         least = (ROUNDING * tolerance) ** 2
         owed, made = least * sum(p.declared for p in self.finite), least * sum(p.size for p in self.finite)
-        self.broken = [p for p in self.pairs if not math.isfinite(p.size)]
+        self.broken = [p for p in self.pairs if not p.finite]
         self.missing = [p for p in self.finite if p.declared > owed and not p.size]
         self.extra = [p for p in self.finite if p.declared <= owed and p.size > made]
         both = [p for p in self.finite if p.declared > owed and p.size]

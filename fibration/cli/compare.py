@@ -12,6 +12,7 @@ from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
+from fibration.language.comparable import Options
 from fibration.language.fixed import at_defaults
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
@@ -21,7 +22,7 @@ from fibration.laws.equivalent.matching import match_by_role
 from fibration.laws.equivalent.neighbours import Neighbour, nearest
 from fibration.laws.verify import OUT_OF_TIME
 from fibration.printing.configs import without_law_notes
-from fibration.printing.reports import Options, Outcome, loss_quietly
+from fibration.printing.reports import Outcome, loss_quietly
 
 FROM_ADVANTAGES = "Compared are losses of advantages: '{}' makes them of rewards, {}, and '{}' is given them."
 MOST = 3  # nearest losses that are listed

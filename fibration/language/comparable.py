@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fibration.errors import SpecError
@@ -64,6 +64,9 @@ def check_alone(
             found=f"{', '.join(mine)} only in '{first.name}'; {', '.join(yours)} only in '{second.name}'",
             remedy=remedy.format(mine=mine[0], yours=yours[0]),
         )
+
+
+Options = Mapping[str, Sequence[str]]  # by part of a config's loss, the options that decide it
 
 
 class Part(NamedTuple):

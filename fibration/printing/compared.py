@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fibration.errors import listed
+from fibration.language.comparable import Options
 from fibration.language.report import Report
 from fibration.laws.equivalent.decide import REMEDY, Comparison
 from fibration.printing.law_table import KINDS
 
-Options = Mapping[str, Sequence[str]]  # by part of a config's loss, the options that decide it
 
-
-def parts_of(report: Report, options: tuple[Options, Options]) -> RenderableType | None:
+def parts_table(report: Report, options: tuple[Options, Options]) -> RenderableType | None:
     """Returns the parts in which two losses differ, beside each other, and under them a batch that tells them apart.
 
     `options`: what decides the parts of each loss that a config declares. None for a verdict without parts.

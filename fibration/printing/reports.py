@@ -18,6 +18,7 @@ from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.escaping import one_line, visible
 from fibration.language.apart import each
+from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
 from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
@@ -26,7 +27,6 @@ from fibration.printing import configs
 from fibration.printing.law_table import KINDS, SEVERITIES, Kind, columns, explanation, kind, mark_of, outcome_of, tally
 
 T = TypeVar("T")
-Options = Mapping[str, Sequence[str]]  # by part of a config's loss, the options that decide it
 LIFTED = (
     "this declaration was read from a function: its gradient is proved to be the function's on small batches of other "
     "sizes, but where a number meets a bound exactly, and compared on larger ones"
@@ -206,10 +206,10 @@ def compact(reports: Sequence[Report]) -> RenderableType:
 
 def _compared(outcome: Outcome) -> RenderableType:
     """Returns the parts in which two losses differ; the argument alone if they are the same, or one is beside all."""
-    from fibration.printing.compared import parts_of  # loads the proofs
+    from fibration.printing.compared import parts_table  # loads the proofs
 
     assert outcome.report is not None
-    parts = parts_of(outcome.report, outcome.options)
+    parts = parts_table(outcome.report, outcome.options)
     return Group(heading(outcome.report), parts) if parts else table(outcome.report)
 
 

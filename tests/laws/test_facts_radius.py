@@ -207,7 +207,6 @@ BY_SIZES = {  # of the gate on the one level, and its radius
 }  # fmt: skip
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", BY_SIZES)
 @pytest.mark.parametrize("split", [log_ratio, signed_log_ratio])
 def test_a_bound_that_chooses_by_size_has_a_radius_and_a_range_that_choose(name, split):

@@ -243,7 +243,9 @@ broken = Hierarchy(name="broken", gates={token: clip_gate(1)}, decomposition=log
     [
         ("text", ["? undecided", "internal error: ValueError: no", "issue tracker"]),
         ("json", ['"internal_error": true', "internal error: ValueError: no"]),
+        ("junit", ['type="undecided"', "internal error: ValueError: no"]),
         ("github", ["::error", "internal error: ValueError: no", "issue tracker"]),
+        ("markdown", ["| ? |", "internal error: ValueError: no"]),
     ],
 )
 def test_every_output_format_reports_the_internal_error(cached, monkeypatch, tmp_path, form, said):

@@ -372,6 +372,9 @@ def test_compile_and_run_take_a_timeout(spec):
         assert "out of time after 50 s" in output
     with pytest.raises(LawError, match="out of time"):
         fibration.compile(fibration.load(spec), "torch")
+    for command, wrong in itertools.product(("verify", "compile", "run"), ("0", "-1", "nan", "soon")):
+        code, output = invoke(command, "ppo", "--timeout", wrong)
+        assert code == 2 and "timeout" in output
 
 
 # ---------------------------------------------------------------- single operations

@@ -180,7 +180,6 @@ def test_metrics_per_domain_equal_a_plain_recount(name):
         )
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_tv_and_kl_equal_numpy(name):
     """Means over trajectories of means over tokens: of |r - 1| (eq:dhat_traj, without a half) and of -log r."""
@@ -316,7 +315,6 @@ def test_on_policy_everything_passes(name):
     assert float(metrics["tv"]) == float(metrics["kl"]) == 0
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_metrics_are_plain_numbers(name):
     op = operator(spec(name))
