@@ -33,13 +33,12 @@ from fibration.compiler.fuse import sweeps
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan, Spread, Sweep
 from fibration.compiler.program import Program
-from fibration.compiler.reuse import find_aside, keep, read_quantile_values
+from fibration.compiler.reuse import find_aside, read_quantile_values
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None, metrics: Collection[Key] = ()) -> Plan:
-    """Fused sweeps over the tokens. Arithmetic is the main cost, so the coefficients' memory keeps a value."""
-    fused = sweeps(read_quantile_values(program), rows, RESERVED, spread, metrics=metrics)
-    return keep(find_aside(fused), Key("coefficients"))
+    """Fused sweeps over the tokens, which read a quantile's values where an earlier pass has set them aside."""
+    return find_aside(sweeps(read_quantile_values(program), rows, RESERVED, spread, metrics=metrics))
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:

@@ -33,10 +33,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
 
     def functions(program: str, values: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         plan, arguments, own = plans[program], described[program], computed_by[program]
-        # A value that is kept in a result's memory must fit its dtype; coefficients are as wide as the log-probs.
-        keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
         read = [values[name].dtype for name, kind, key in arguments if kind == "token" and key != ("cotangent",)]
-        wide = torch.float64 in ((dtype,) if keeps else (dtype, *read))
+        wide = torch.float64 in (dtype, *read)
         defines = variant(arguments, values, dtype, torch.float64 if wide else torch.float32)
         defines["METRICS"] = str(int(plan.of is None))
         others = {f"WITHOUT_{k}": "1" for k in computed_by.values() if k != own}

@@ -129,10 +129,6 @@ class Sweeps(CoarseStages):
 
     def _body(self, step: Pass, sweep: Sweep) -> None:
         """Writes what a pass does with token `i`."""
-        if step.recalled:
-            k, node = step.recalled
-            self.assign(4, f"const real {self.names[node]}", f"LOAD(RESULT, {self.out(k)}, AT({self.word}, i))")
-            self.local.add(node)
         for node in self.in_turn(step.found):
             self.assign(4, f"const double {self.names[node]}", self.set_place(node))
             self.local.add(node)
@@ -140,7 +136,7 @@ class Sweeps(CoarseStages):
             self.value(4, node, (), node in self.precise)
         for node in self.in_turn(step.aside):
             self.set_aside(node, step, sweep)
-        for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
+        for k, node in step.stores:
             value = self.operand(node, node in self.precise)
             self.line(4, f"STORE(RESULT, {self.out(k)}, AT({self.word}, i), {value});")
 

@@ -42,8 +42,6 @@ class Pass:
     stores: tuple[tuple[Key, Node], ...]
     aside: tuple[Node, ...] = ()  # values that quantiles and sums in order read
     scans: tuple[Scan, ...] = ()  # sums along the segment of values set aside, taken after the loop
-    kept: tuple[Key, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
-    recalled: tuple[Key, Node] | None = None  # a value that an earlier pass has left there
     found: tuple[Node, ...] = ()  # values that an earlier pass has set aside, for quantiles over the same segment
 
     @property
@@ -384,8 +382,6 @@ class Plan:
                 lines += [f"      set aside {self._words(step.aside)}"] if step.aside else []
                 lines += [f"      then {self._along(scan)}" for scan in step.scans]
                 lines += [f"      write {', '.join(str(k) for k, _ in step.stores)}"] if step.stores else []
-                lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
-                lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
                 lines += [f"      find {self._words(step.found)} where it was set aside"] if step.found else []
             lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
         return "\n".join(lines)

@@ -1,9 +1,8 @@
-"""Changes a plan: passes read values that earlier passes have left in memory, instead of computing them again.
+"""Changes a plan for CPUs: passes read the values of a quantile over a segment, which lie in memory while the segment's
+loops run, instead of computing them again.
 
-This is faster on CPUs, where arithmetic costs more than memory. Two kinds of values lie in memory:
-
-- the values of a quantile over a segment, while the segment's loops run;
-- one value that an earlier pass leaves for the last one in the memory of the coefficients, mostly an exponential.
+Nothing else is left in memory for a later pass: an exponential costs a CPU with vectors no more than writing a number
+and reading it back.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fibration.compiler.ir import Input, Map, Node, Pull, Quantile, Scalar, Scan, arg, parts, with_arguments
-from fibration.compiler.keys import Key
 from fibration.compiler.optimise import tidy
 from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
 from fibration.compiler.program import Program
@@ -71,39 +69,6 @@ def _found(sweep: Sweep) -> Sweep:
         else:
             steps.append(step)
     return replace(sweep, steps=tuple(steps))
-
-
-def keep(plan: Plan, result: Key) -> Plan:
-    """`plan` with one value kept in `result`: the one that saves the last pass the most. `plan` itself if none does.
-
-    With several leaves no value is kept, because each leaf fills its part of the result in turn.
-    """
-    passes = [p for sweep in plan.sweeps for p in sweep.passes]
-    last = passes[-1] if passes else None
-    if last is None or [k for k, _ in last.stores] != [result] or last.wide or not plan.spare.issuperset(last.pushes):
-        return plan
-    earlier = next((p for p in reversed(passes[:-1]) if not p.wide and not p.stores), None)
-    if earlier is None:
-        return plan
-    wanted = [n for _, n in last.stores]
-    both = [n for n in last.values if isinstance(n, Map) and n in earlier.values]
-    never = plan.precise | plan.spare  # a kept value gets the result's precision
-    shared = [n for n in both if n not in wanted and n not in never]
-    best = min(shared, key=lambda n: cost(needed(last, n)), default=None)
-    if best is None or cost(needed(last, best)) + 4 >= cost(last.values):  # reading and writing it are not free
-        return plan
-    changed = {
-        id(earlier): replace(earlier, kept=(result, best)),
-        id(last): replace(last, values=needed(last, best), recalled=(result, best)),
-    }
-
-    def step(s: Pass | Scalars) -> Pass | Scalars:
-        return changed.get(id(s), s)
-
-    stages = tuple(
-        replace(s, steps=tuple(step(x) for x in s.steps)) if isinstance(s, Sweep) else s for s in plan.stages
-    )
-    return replace(plan, stages=stages)
 
 
 def needed(step: Pass, *given: Node) -> tuple[Node, ...]:
