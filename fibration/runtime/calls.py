@@ -20,7 +20,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Executable, Launcher, Outputs, given_of, tensors_of
 from fibration.runtime.frozen import KEY as FROZEN_SUMS
-from fibration.runtime.frozen import Frozen, frozen_sums, no_live_rows, no_metrics, no_rewards, of_whole_step
+from fibration.runtime.frozen import Frozen, frozen_sums, of_whole_step
 from fibration.runtime.given import check_rows_agree, checked, has_two_readings, is_per_row, of_batch_rows, row_values
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
@@ -145,16 +145,16 @@ class Executor:
         with agreed(None if shards is None else shards.group, "op.live"):
             index = check_tokens(self.hierarchy, index)
             if isinstance(index, MicroIndex):
-                raise no_live_rows(self.hierarchy)
+                raise of_whole_step(self.hierarchy, "live rows")
             given, per_row = checked(self.hierarchy, index, "advantage", advantages)
         return live_rows(self.hierarchy, dead_if, index, given, per_row)
 
     def of_micro(self, metrics: object, rewards: object) -> str:
         """The program of a micro-batch. Metrics by name and rewards need a whole step: BatchError."""
         if not isinstance(metrics, bool):
-            raise no_metrics(self.hierarchy)
+            raise of_whole_step(self.hierarchy, "metrics")
         if rewards is not None:
-            raise no_rewards(self.hierarchy)
+            raise of_whole_step(self.hierarchy, "rewards")
         return "micro" if "micro" in self.programs else "objective"
 
     @torch.no_grad()
@@ -179,7 +179,7 @@ class Executor:
             refuse_both(self.hierarchy, advantages)
             index = check_tokens(self.hierarchy, index)
             if isinstance(index, MicroIndex):
-                raise no_rewards(self.hierarchy)
+                raise of_whole_step(self.hierarchy, "rewards")
             if index.refuses_rewards is not None:
                 raise index.refuses_rewards.with_traceback(None)
         if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):

@@ -54,27 +54,20 @@ def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) 
     return {name: index.taken(total, over_of[name]) for name, total in frozen.sums.items()}
 
 
-def of_whole_step(h: Hierarchy, what: str, instead: str = "call it with the index of the whole step") -> BatchError:
+# What needs a whole step, and what to do instead; all other calls take the index of the whole step.
+INSTEAD = {
+    "metrics": "at the end of the step, op.coefficients(...) with the log-probs of all rows and the step's index",
+    "rewards": "advantages = op.advantages(rewards, index) of the whole step, then advantages[rows]",
+    "live rows": "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may decide",
+}
+
+
+def of_whole_step(h: Hierarchy, what: str) -> BatchError:
     return BatchError(
         f"{what} of a micro-batch of '{h.name}'",
         required="the whole step: an element may have tokens in several micro-batches",
-        remedy=instead,
+        remedy=INSTEAD.get(what, "call it with the index of the whole step"),
     )
-
-
-def no_metrics(h: Hierarchy) -> BatchError:
-    instead = "at the end of the step, op.coefficients(...) with the log-probs of all rows and the step's index"
-    return of_whole_step(h, "metrics", instead)
-
-
-def no_rewards(h: Hierarchy) -> BatchError:
-    instead = "advantages = op.advantages(rewards, index) of the whole step, then advantages[rows]"
-    return of_whole_step(h, "rewards", instead)
-
-
-def no_live_rows(h: Hierarchy) -> BatchError:
-    instead = "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may decide"
-    return of_whole_step(h, "live rows", instead)
 
 
 @dataclass(frozen=True)
@@ -85,4 +78,4 @@ class Unmeasured(Measured):
 
     def metrics(self) -> dict[str, Metric]:
         assert self.hierarchy is not None
-        raise no_metrics(self.hierarchy)
+        raise of_whole_step(self.hierarchy, "metrics")

@@ -1,4 +1,4 @@
-"""Checks the claims of a hierarchy on one batch: parallel paths agree, and its assumptions hold."""
+"""Checks the assumptions of a hierarchy on one batch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, an
 from fibration.language.assumptions import Balanced, Populated
 from fibration.language.atoms import BATCH
-from fibration.language.kernels import Fibration
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.mass_on_batch import Measure
 from fibration.runtime.sums import Codes, Vector
@@ -23,8 +21,6 @@ CHUNK = 1 << 22  # cells checked at a time
 def check(index: Index) -> None:
     """Refuse a batch that breaks an assumption of the proofs. HierarchyIndexError names the element."""
     h = index.hierarchy
-    if not h.shape.is_tree:
-        paths_agree(index)
     for assumption in h.assume:
         if isinstance(assumption, Populated):
             _populated(index, assumption)
@@ -39,45 +35,6 @@ def alone_with_rewards(index: Index) -> HierarchyIndexError | None:
     """The error for an element without others, if advantages take the mean of the others; None if there is none."""
     errors = (_alone(index, of, over) for of, over in index.hierarchy.others_rewarded)
     return next((error for error in errors if error is not None), None)
-
-
-# ---------------------------------------------------------------- commuting paths
-
-
-def paths_agree(index: Index) -> None:
-    """Refuse fibrations that map an element to different elements along different paths."""
-    for one, other in index.hierarchy.shape.parallel():
-        source, target = one[0].source.name, one[-1].target.name
-        if target == BATCH:
-            continue
-        first, second = _along(index, one), _along(index, other)
-        wrong = (first != second).nonzero()
-        if len(wrong):
-            i = int(wrong[0])
-            names = index.labels[target]
-            raise HierarchyIndexError(
-                f"index of '{index.hierarchy.name}': {index.describe_element(source, i)} lies over "
-                f"{target} {names[int(first[i])]!r} {_by_way_of(index, one, i)}, and over "
-                f"{names[int(second[i])]!r} {_by_way_of(index, other, i)}",
-                required="all paths agree: every path to a stratum leads to the same element",
-                found=f"{_arrows(one)}, and {_arrows(other)}",
-                remedy=f"correct the labels of {target}",
-            )
-
-
-def _along(index: Index, path: tuple[Fibration, ...]) -> Tensor:
-    return index.along([(f.source.name, f.target.name) for f in path])
-
-
-def _by_way_of(index: Index, path: tuple[Fibration, ...], element: int) -> str:
-    if len(path) == 1:
-        return "directly"
-    between = path[0].target.name
-    return f"by way of {index.describe_element(between, int(_along(index, path[:1])[element]))}"
-
-
-def _arrows(path: tuple[Fibration, ...]) -> str:
-    return " → ".join([path[0].source.name, *(f.target.name for f in path)])
 
 
 # ---------------------------------------------------------------- assumptions

@@ -6,10 +6,10 @@ on demand, unless labels were given per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -28,14 +28,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Holder = TypeVar("Holder", bound="Elements")
 LAST = np.iinfo(np.int64).max  # of sort keys
-
-
-class Blocks(Protocol):
-    """The part of a `Projection` that `Elements.matrix` reads."""
-
-    strata: tuple[str, ...]
-
-    def block(self, into: str, of: str) -> NDArray[np.float64]: ...
 
 
 def once(method: Callable[Concatenate[Holder, P], T]) -> Callable[Concatenate[Holder, P], T]:
@@ -71,7 +63,7 @@ class Elements:
     size: Mapping[str, int]
     device: torch.device
     given_positions: Codes | None = None  # [tokens]: the caller's positions, which order tokens
-    projection: Blocks | None = None  # of crossed strata, if the hierarchy orthogonalises by projection
+    projection: Any = None  # the `Projection` of crossed strata, if the hierarchy orthogonalises by it
     ranks: Shards | None = None  # the ranks that share the batch
     _cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -149,31 +141,20 @@ class Elements:
 
     @once
     def _compose(self, source: str, target: str) -> Tensor:
-        """The parents along the shortest path; all paths agree (`assumed.py`)."""
+        """The parents along any path: labels of tokens and rows made all of them, and agree (`Encoded.parent`)."""
         if source == target:
             return torch.arange(self.size[source], device=self.device)
         of_rows = self.of_rows(source, target) if source in self.leaves else None
         if of_rows is not None:
             sizes = torch.from_numpy(self.spans[source].sizes).to(self.device)
             return torch.repeat_interleave(of_rows, sizes, output_size=self.size[source])
-        frontier: list[tuple[Edge, ...]] = [(e,) for e in self.edges if e[0] == source]
-        while frontier:
-            path = frontier.pop(0)
-            end = path[-1][1]
-            if end == target:
-                return self.along(path)
-            frontier += [(*path, e) for e in self.edges if e[0] == end and self._reaches(end, target)]
+        between = self.between(source, target)
+        if between is not None:
+            return self.parent(between, target)[self.parent(source, between)]
         inside = self._row_under(source) if target == self.hierarchy.rows.name and source in self.size else None
         if inside is None:
             raise HierarchyIndexError(f"'{source}' does not lie over '{target}' in '{self.hierarchy.name}'")
         return inside
-
-    def along(self, path: Sequence[Edge]) -> Tensor:
-        """The elements at the end of a path of fibrations, for each element of its first stratum: int64 [source]."""
-        parent = self.parent(*path[0])
-        for edge in path[1:]:
-            parent = self.parent(*edge)[parent]
-        return parent
 
     @once
     def of_rows(self, leaf: str, target: str) -> Tensor | None:
@@ -255,7 +236,6 @@ class Elements:
                     f"the projection of '{self.hierarchy.name}' does not involve '{stratum}'",
                     required=f"one of {', '.join(strata) or 'none: the hierarchy has no projection'}",
                 )
-        assert self.projection is not None
         return torch.from_numpy(self.projection.block(into, of)).to(self.device)
 
     @once

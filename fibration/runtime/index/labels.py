@@ -6,20 +6,22 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from numbers import Number
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.strata import Shape
-from fibration.runtime.index.columns import chosen, is_nested, listed, plain, to_list
-from fibration.runtime.index.numbering import Names, numbered, renumbered
 from fibration.runtime.index.spans import Spans, place_of
 from fibration.runtime.sums import Codes
+
+Names = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,6 @@ class TokenPlaces:
         if not self.is_of:
             return np.ones(len(self.every), np.bool_)
         return np.logical_or.reduce([self.is_of[leaf] for leaf in self._leaves_over(stratum)])
-
-    def tokens_over(self, stratum: str) -> Codes:
-        return np.flatnonzero(self.lies_over(stratum))
 
     def rows_over(self, stratum: str) -> NDArray[np.bool_]:
         """Whether each non-empty row has a token over an element of `stratum`: bool [rows with tokens]."""
@@ -172,7 +171,9 @@ class Encoder:
                 remedy="pass one of its columns" if hasattr(given, "columns") else f"[{name} of each row], as a list",
             )
         shape, n_rows = self.places.shape, self.places.n_rows
-        nested = len(shape) == 2 and len(given) == n_rows > 0 and is_nested(given)
+        is_array = isinstance(given, np.ndarray)
+        nested = len(shape) == 2 and len(given) == n_rows > 0
+        nested = nested and (given.ndim > 1 if is_array else all(isinstance(g, list) for g in given))
         # With as many tokens as rows, strata coarser than rows are labelled per row, strata between per token.
         stratum = Stratum(name)
         between = self.h.rows in self.h.coarser(stratum)
@@ -201,7 +202,7 @@ class Encoder:
                     required=f"shape {list(shape)}{what}",
                     remedy=one if lengths == {1} else "",
                 )
-            given = given.reshape(-1) if isinstance(given, np.ndarray) else list(chain.from_iterable(given))
+            given = given.reshape(-1) if is_array else list(chain.from_iterable(given))
         if not per_token and ((between and n_rows) or len(given) != n_rows):
             as_tokens = f"one per token, shape {list(shape)}"
             raise HierarchyIndexError(
@@ -219,44 +220,64 @@ class Encoder:
         if len(needed) and (differs or not either):
             self.kinds[name] = "token" if per_token else "row"
         codes = np.full(len(all_places), -1, np.int64)
-        right = numbered(chosen(given, all_places[needed]), per_token)
-        if right is not None:
-            codes[needed] = right[0]
-            return codes, right[1], not per_token
-        given = to_list(given)
-        numbers: dict[Hashable, int] = {}
-        for i in needed:
-            label = plain(given[all_places[i]])
-            try:
-                missing = label is None or label != label
-                codes[i] = numbers.setdefault(label, len(numbers))
-            except TypeError:
-                at = f"{'token' if per_token else 'row'} {all_places[i]}"
-                raise (
-                    self._of_several(name, int(i), label)
-                    if per_token and isinstance(label, list)
-                    else HierarchyIndexError(
-                        f"the label {label!r} of {at} for '{name}' is not hashable",
-                        required="strings, numbers, tuples, or other hashable values",
-                        remedy="a list becomes a label by tuple(...)" if isinstance(label, list) else "",
-                    )
-                ) from None
-            if per_token and isinstance(label, (int, np.integer)) and label < 0:
-                raise HierarchyIndexError(
-                    f"{self.places.token(int(i))} has the label {label!r} for '{name}'",
-                    required="a label for every token: negative numbers mean none in most data",
-                    remedy="leave the token out of the response mask, or label it by a string or a number from 0",
-                )
-            if missing:
-                place = f"{'token' if per_token else 'row'} {all_places[i]}"
-                if per_token and not self.h.shape.is_chain:  # other tokens may need no label
-                    place = self.places.token(int(i))
-                raise HierarchyIndexError(
-                    f"{place} has no label for '{name}': {label!r}",
-                    required=f"every unmasked element lies over exactly one {name}",
-                    remedy="mask it, or give it a label of its own, such as 'none'",
-                )
+        where = all_places[needed]
+        if len(where) < len(given):
+            given = given[where] if is_array else [given[i] for i in where.tolist()]
+        if is_array and not (per_token and given.min(initial=0) < 0):
+            codes[needed], names = _of_integers(given)
+            return codes, names, not per_token
+        labels = _to_list(given)
+        if any(issubclass(kind, (Tensor, np.ndarray)) for kind in set(map(type, labels))):
+            labels = [plain(label) for label in labels]
+        try:
+            numbers: dict[Hashable, int] = dict.fromkeys(labels, 0)
+        except TypeError:  # a label is not hashable
+            numbers = {}
+        closer = not numbers or any(_is_doubtful(label, per_token) for label in numbers)
+        for i, label in enumerate(labels) if closer else ():
+            error = self._error(name, label, int(needed[i]), where[i], per_token)
+            if error is not None:
+                raise error
+        for number, label in enumerate(numbers):
+            numbers[label] = number
+        codes[needed] = np.fromiter(map(numbers.__getitem__, labels), np.int64, len(labels))
         return codes, tuple(numbers), not per_token
+
+    def _error(self, name: str, label: Any, number: int, at: int, per_token: bool) -> HierarchyIndexError | None:
+        """The error for a label that is refused. `number`, `at`: of its token or row, and its place in the tensors."""
+        place = f"{'token' if per_token else 'row'} {at}"
+        try:
+            hash(label)
+        except TypeError:
+            if per_token and isinstance(label, list):
+                return HierarchyIndexError(
+                    f"{self.places.token(number)} has {len(label)} labels for '{name}': {shown(label)}",
+                    required=f"one {name} for each token, shape {list(self.places.shape)}",
+                    remedy=".squeeze(-1)"
+                    if len(label) == 1
+                    else "of the top k take the first, x[..., 0], or all of them as one label, tuple(sorted(...)); for "
+                    "one-hot rows x.argmax(-1)",
+                )
+            return HierarchyIndexError(
+                f"the label {label!r} of {place} for '{name}' is not hashable",
+                required="strings, numbers, tuples, or other hashable values",
+                remedy="a list becomes a label by tuple(...)" if isinstance(label, list) else "",
+            )
+        if per_token and isinstance(label, (int, np.integer)) and label < 0:
+            return HierarchyIndexError(
+                f"{self.places.token(number)} has the label {label!r} for '{name}'",
+                required="a label for every token: negative numbers mean none in most data",
+                remedy="leave the token out of the response mask, or label it by a string or a number from 0",
+            )
+        if label is not None and label == label:
+            return None
+        if per_token and not self.h.shape.is_chain:  # other tokens may need no label
+            place = self.places.token(number)
+        return HierarchyIndexError(
+            f"{place} has no label for '{name}': {label!r}",
+            required=f"every unmasked element lies over exactly one {name}",
+            remedy="mask it, or give it a label of its own, such as 'none'",
+        )
 
     def _repeated(self, name: str) -> str:
         """The remedy for labels per row of a stratum that has elements within a row."""
@@ -277,16 +298,6 @@ class Encoder:
             return "rows without tokens take a label too, any label or None"
         return "masked tokens take a label too, any label or None" if len(given) == len(places.every) else ""
 
-    def _of_several(self, name: str, token: int, label: list[Any]) -> HierarchyIndexError:
-        return HierarchyIndexError(
-            f"{self.places.token(token)} has {len(label)} labels for '{name}': {shown(label)}",
-            required=f"one {name} for each token, shape {list(self.places.shape)}",
-            remedy=".squeeze(-1)"
-            if len(label) == 1
-            else "of the top k take the first, x[..., 0], or all of them as one label, tuple(sorted(...)); for one-hot "
-            "rows x.argmax(-1)",
-        )
-
     def _is_either(self, stratum: Stratum) -> bool:
         """Whether labels per token and per row both make sense, so that only their shape tells."""
         if stratum in self.h.groups:
@@ -297,9 +308,9 @@ class Encoder:
 
     def _differs(self, name: str, given: Any) -> str | None:
         """A token whose label differs between the readings per token and per row, in words; None if none does."""
-        given = to_list(given)
+        given = _to_list(given)
         positions, rows = self.places.every.runs.places(), self.places.every.row_of_token()
-        for token in self.places.tokens_over(name):
+        for token in np.flatnonzero(self.places.lies_over(name)):
             one, other = plain(given[positions[token]]), plain(given[self.places.row_numbers[rows[token]]])
             if one is not other and one != other:
                 return f"{one!r} and {other!r} for {self.places.token(int(token))}"
@@ -419,3 +430,61 @@ def nothing_over(h: Hierarchy, row: Hashable) -> HierarchyIndexError:
         found="only tokens of other leaves",
         remedy=f"let every leaf lie over {h.rows.name}, or mask that row",
     )
+
+
+# ---------------------------------------------------------------- labels from tensors, arrays, lists and tables
+
+
+def plain(label: Any) -> Any:
+    """A label that can be compared: a 0-d tensor as a number, because tensors hash by identity; others as lists."""
+    if isinstance(label, (Tensor, np.ndarray)):
+        return label.item() if label.ndim == 0 else label.tolist()
+    return label
+
+
+def listed(value: Any, shape: tuple[int, ...]) -> Any:
+    """The labels as a list. Integers and booleans per row or per token stay an array."""
+    column = next((way for way in ("tolist", "to_list", "to_pylist") if hasattr(value, way)), None)
+    if column and not isinstance(value, (Tensor, np.ndarray)):
+        return getattr(value, column)()
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and (value.ndim == 1 or value.shape == shape):
+        return value
+    return _to_list(value)
+
+
+def _to_list(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+
+
+def _is_doubtful(label: Any, per_token: bool) -> bool:
+    """Whether a label may be refused: None, NaN, or of tokens a number that may equal a negative integer."""
+    return label is None or label != label or (per_token and isinstance(label, Number) and label != abs(label))  # type: ignore[arg-type]
+
+
+def renumbered(codes: Codes) -> tuple[Codes, Codes]:
+    """Codes renumbered from 0 in order of first appearance (-1 stays), and the old code of each new one."""
+    used, first = np.unique(codes[codes >= 0], return_index=True)
+    order = used[np.argsort(first)]
+    number = np.full(codes.max(initial=-1) + 2, -1)  # the last entry is for -1
+    number[order] = np.arange(len(order))
+    return number[codes], order
+
+
+def _of_integers(labels: NDArray[Any]) -> tuple[Codes, Names]:
+    if not len(labels):
+        return np.zeros(0, np.int64), ()
+    low, high = int(labels.min()), int(labels.max())
+    if high - low <= 4 * len(labels) and high <= np.iinfo(np.int64).max:
+        place = labels.astype(np.int64) - low
+        first = np.full(high - low + 1, -1)
+        first[place[::-1]] = np.arange(len(place) - 1, -1, -1)  # the last write wins: the first appearance
+        order = np.sort(first[first >= 0])
+        first[place[order]] = np.arange(len(order))
+        return first[place], tuple(labels[order].tolist())
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return number[inverse], tuple(labels[first[order]].tolist())

@@ -18,8 +18,7 @@ from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.build import Builder
 from fibration.runtime.index.elements import once
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.labels import Encoded, Names, TokenPlaces
-from fibration.runtime.index.numbering import renumbered
+from fibration.runtime.index.labels import Encoded, Names, TokenPlaces, renumbered
 from fibration.runtime.index.spans import spread_out
 from fibration.runtime.sums import Codes
 
