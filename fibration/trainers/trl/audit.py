@@ -21,11 +21,10 @@ from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, wanted
 from fibration.trainers.parameters import check_parameters
-from fibration.trainers.policies import REFERENCE, ROLLOUT
+from fibration.trainers.policies import REFERENCE
 from fibration.trainers.trl.numbers import RowNumbers, further
-from fibration.trainers.trl.scoring import FORWARD
-from fibration.trainers.trl.trainer import OLD, REFERRED, ROWS, SAMPLED, FibrationGRPOTrainer
-from fibration.trainers.window import Window
+from fibration.trainers.trl.step import scores, window_of
+from fibration.trainers.trl.trainer import ROWS, FibrationGRPOTrainer
 
 GROUPS = "fibration_groups"  # our prompt group of every row, in the dictionaries that TRL shuffles and splits
 READ = "before the optimizer's step: after clipping and unscaling"
@@ -146,46 +145,21 @@ class StepAudits(TrainerCallback):  # type: ignore[misc]
     def _audit(self, recorded: Recorded, slices: list[dict[str, Any]]) -> StepAudit:
         trainer, group = self.trainer, dist.group.WORLD if self.trainer.accelerator.num_processes > 1 else None
         with as_found(self.model), torch.enable_grad(), trainer.compute_loss_context_manager():
-            window = self._window(slices, group)
+            labels = {name: self._labels(slices, name) for name in wanted(self.operator.hierarchy)}
+            more: dict[str, Any] = {"group": group, "parameters": self.parameters}
+            window = window_of(self.operator, slices, labels, self._numbers(), **more)
             with torch.no_grad():
-                now = torch.cat([self._log_probs(piece) for piece in slices])
+                now = torch.cat([scores(trainer, self.model, piece)[0] for piece in slices])
             values = window.coefficients(now, metrics=False).values
             each = values.split([len(piece["completion_ids"]) for piece in slices])
 
             def parts() -> Iterator[Tensor]:
                 for piece, c in zip(slices, each, strict=True):
-                    said = self._log_probs(piece)
+                    said = scores(trainer, self.model, piece)[0]
                     yield -(c.to(said) * said.where(c != 0, 0)).sum()
 
             declared = declared_gradients(self.model, parts, group)
         return beside(recorded, declared, group=group, max_grad_norm=trainer.args.max_grad_norm or None, read=READ)
-
-    def _window(self, slices: list[dict[str, Any]], group: Any) -> Window:
-        def joined(name: str) -> Any:
-            return torch.cat([piece[name] for piece in slices]) if slices[0].get(name) is not None else None
-
-        old, sampled, mask = joined(OLD), joined(SAMPLED), joined("completion_mask")
-        tools = joined("tool_mask")
-        policies = {}
-        if ROLLOUT in self.operator.hierarchy.policies and sampled is not None:
-            policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
-        if REFERENCE in self.operator.hierarchy.policies:
-            policies[REFERENCE] = joined(REFERRED)
-        mask = mask if tools is None else mask * tools
-        labels = {name: self._labels(slices, name) for name in wanted(self.operator.hierarchy)}
-        numbers = self._numbers()
-        return Window(
-            self.operator,
-            mask,
-            old,
-            joined("advantages"),
-            labels,
-            weights=joined("importance_sampling_ratio") if ROLLOUT not in policies else None,
-            policies={**policies, **numbers.further(joined)},
-            group=group,
-            parameters=self.parameters,
-            attributes=numbers.attributes(joined, labels, mask),
-        )
 
     def _numbers(self) -> RowNumbers:
         """The sources of the audited loss's attributes and further policies: those of our trainer."""
@@ -198,18 +172,6 @@ class StepAudits(TrainerCallback):  # type: ignore[misc]
         if isinstance(self.trainer, FibrationGRPOTrainer):
             return [row.labels[stratum] for piece in slices for row in piece[ROWS]]
         return [group for piece in slices for group in piece[GROUPS]]
-
-    def _log_probs(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Log-probs `[b, T]` as TRL's loss computes them."""
-        ids, mask = (
-            torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
-        )
-        more = {name: value for name, value in inputs.items() if name in FORWARD}
-        found = self.trainer._get_per_token_logps_and_entropies(
-            self.model, ids, mask, inputs["completion_ids"].size(1), compute_entropy=True, **more
-        )
-        said: Tensor = found[0]
-        return said
 
 
 def _check(trainer: Any, hierarchy: Hierarchy) -> None:

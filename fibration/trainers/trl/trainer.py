@@ -26,14 +26,10 @@ from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.model_checks import check_model, noise_of
 from fibration.trainers.trl.numbers import Numbers, RowNumbers
-from fibration.trainers.trl.order import shuffled
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
-from fibration.trainers.trl.scoring import ScoringTrainer
-from fibration.trainers.trl.step import Live, Row, Step
+from fibration.trainers.trl.step import OLD, Live, Row, ScoringTrainer, Step, shuffled, unmasked, window_of
 from fibration.trainers.window import Window, check_metrics, named, warned
 
-OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
-SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
 ROWS = "fibration_rows"  # our data of every row, in the dictionaries that TRL shuffles and splits
 
 
@@ -219,7 +215,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
             mine, names = self._fibration_rewards[first : first + len(inputs)], self.reward_func_names
             output |= self.row_numbers.of_rows(inputs, output, entropies, mine, names)
             labels = {stratum: [row.labels[stratum] for row in output[ROWS]] for stratum in self.label_columns}
-            self.row_numbers.attributes(output.__getitem__, labels, _unmasked(output))  # raises on all ranks
+            self.row_numbers.attributes(output.__getitem__, labels, unmasked(output))  # raises on all ranks
         if self.operator.hierarchy.advantages is not None:
             output["advantages"] = self._advantages(output)
         return output
@@ -254,7 +250,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
         rewards = (mine * self.reward_weights.to(mine)).nansum(1)
         scored = ~mine.isnan().all(1)
         made = self._window([output], rewards=rewards, scored=scored).made_of_rewards()
-        shown = made if made.ndim == 1 else made.sum(1) / _unmasked(output).sum(1).clamp(min=1)
+        shown = made if made.ndim == 1 else made.sum(1) / unmasked(output).sum(1).clamp(min=1)
         logged = self._logs["advantages"]
         for _ in range(min(len(by_function), len(logged))):  # removes TRL's advantages of these rows
             logged.pop()
@@ -306,7 +302,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
         # tokens that vLLM has no log-prob of take the old one, so that one has to be known
         passes: dict[int, Tensor] = {}
         if lacks and ROLLOUT in self.operator.hierarchy.policies:
-            passes, lacks = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}, False
+            passes, lacks = {i: self._scores(model, self._buffered_inputs[i])[0] for i in dict.fromkeys(laid)}, False
         window = self._window(given, torch.cat([passes[i] for i in laid]) if passes else None)
         rows = torch.arange(len(window.mask)).split(len(given[0][ROWS]))
         fresh = fresh and not lacks and not (kept and self._fibration_noisy)  # noise moves ratios from 1
@@ -314,50 +310,23 @@ class FibrationGRPOTrainer(ScoringTrainer):
         batches = MicroBatches(window, rows, places, fresh=fresh, metrics=self.metrics_kind, skip_dead=skip)
         for place in batches.needed:
             if laid[place] not in passes:
-                passes[laid[place]] = self._log_probs(model, self._buffered_inputs[laid[place]])
+                passes[laid[place]] = self._scores(model, self._buffered_inputs[laid[place]])[0]
             batches.add(place, passes[laid[place]])
         return Step(batches, places, scale, len(passes))
 
-    def _window(
-        self,
-        given: list[dict[str, Any]],
-        computed: Tensor | None = None,
-        rewards: Tensor | None = None,
-        scored: Tensor | None = None,
-    ) -> Window:
-        """`computed`: current log-probs, used as old ones if TRL kept none. `rewards`: in place of advantages, for the
-        rows that are `scored`.
-        """
-
-        def joined(name: str) -> Any:
-            return torch.cat([piece[name] for piece in given]) if given[0].get(name) is not None else None
-
+    def _window(self, given: list[dict[str, Any]], computed: Tensor | None = None, **rewarded: Tensor) -> Window:
+        """`computed`, and `rewards` with `scored`: see `window_of`."""
         rows = [row for piece in given for row in piece[ROWS]]
-        old, sampled = (joined(name) for name in (OLD, SAMPLED))
-        old = computed if old is None else old
-        policies = {}
-        if ROLLOUT in self.operator.hierarchy.policies:
-            if sampled is None:
-                raise refusals.no_sampling_log_probs(self.operator.hierarchy)
-            # Where vLLM's log-prob of a token is missing, TRL corrects nothing.
-            policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
-        if REFERENCE in self.operator.hierarchy.policies:
-            policies[REFERENCE] = joined(REFERRED)
-        mask = torch.cat([_unmasked(piece) for piece in given])
-        mask = mask if scored is None else mask * scored[:, None]
-        labels = {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns}
-        return Window(
+        return window_of(
             self.operator,
-            mask,
-            old,
-            joined("advantages") if rewards is None else None,
-            labels,
-            rewards=rewards,
-            weights=joined("importance_sampling_ratio") if rewards is None else None,
-            policies={**policies, **self.row_numbers.further(joined)},
+            given,
+            {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns},
+            self.row_numbers,
+            computed=computed,
+            lacking=refusals.no_sampling_log_probs(self.operator.hierarchy),
             group=self._group,
             parameters=self.hierarchy_parameters,
-            attributes=self.row_numbers.attributes(joined, labels, mask),
+            **rewarded,
         )
 
     # ------------------------------------------------------------ both passes
@@ -365,7 +334,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
             asks = self.operator.hierarchy.policies and inputs.get(OLD) is None
-            window = self._window([inputs], self._log_probs(model, inputs) if asks else None)
+            window = self._window([inputs], self._scores(model, inputs)[0] if asks else None)
             if window.parameters:
                 window.parameters = at_ratio_one(window.parameters)
             coef = window.coefficients(None, metrics=False)
@@ -407,7 +376,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
             if training and self._fibration_scale.windows:
                 scaler = self.accelerator.scaler  # of gradients in float16
                 factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
-                given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(given))
+                given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, unmasked(given))
 
         if "importance_sampling_ratio" in given:  # already in the advantages
             given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
@@ -453,9 +422,3 @@ class FibrationGRPOTrainer(ScoringTrainer):
         self._fibration_warned = warned(found, self._fibration_warned)
         for name, value in named(found).items():
             self._metrics["train"][name].append(value)
-
-
-def _unmasked(inputs: Mapping[str, Any]) -> Tensor:
-    """The tokens of a slice on which TRL trains: no padding, no cut-off completions, no tool output."""
-    mask: Tensor = inputs["completion_mask"]
-    return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]

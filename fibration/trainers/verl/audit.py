@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,37 +21,25 @@ from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
-from fibration.trainers.attributes import attribute_sources
-from fibration.trainers.labels import as_operator, sources
+from fibration.trainers.labels import as_operator
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import check_policies
-from fibration.trainers.verl.config import KNOWN, KNOWN_POLICIES
-from fibration.trainers.verl.numbers import OF_ROWS, OF_TOKENS
+from fibration.trainers.verl.config import KNOWN_POLICIES
 from fibration.trainers.verl.settings import Settings
-from fibration.trainers.verl.worker import ROWS, STRATEGIES, FibrationTrainingWorker, as_verls
+from fibration.trainers.verl.worker import ROWS, STRATEGIES, FibrationTrainingWorker, as_verls, replaced
 
 READ = "before the engine's optimizer step: before clipping"
 
 
 @dataclass
-class _Asked:
+class _Asked(Settings):
     """The declared loss, in the form of the options of our policy loss."""
 
     operator: Operator
     parameters: Mapping[str, Any]
     labels: Mapping[str, Any]
-    trajectory: list[str] | None = None
-    reuse_old_log_probs: bool = False
-    metrics: Any = field(default=False)
-    skip_dead_rows: bool = False
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    policies: Mapping[str, str] = field(default_factory=dict)
-
-    def attribute_sources(self) -> Mapping[str, str]:
-        return attribute_sources(self.operator.hierarchy, self.attributes, OF_TOKENS, OF_ROWS)
-
-    def sources(self) -> Mapping[str, Any]:
-        return sources(self.operator.hierarchy, self.labels, KNOWN)
+    attributes: Mapping[str, str]
+    policies: Mapping[str, str]
 
 
 def audited_worker(
@@ -91,13 +79,7 @@ def audited_worker(
     """
     asked = None
     if hierarchy is not None:
-        asked = _Asked(
-            as_operator(hierarchy, None),
-            parameters or {},
-            labels or {},
-            attributes=attributes or {},
-            policies=policies or {},
-        )
+        asked = _Asked(as_operator(hierarchy), parameters or {}, labels or {}, attributes or {}, policies or {})
         check_parameters(asked.operator.hierarchy, asked.parameters)
         check_policies(asked.operator.hierarchy, KNOWN_POLICIES, policies)
         asked.attribute_sources()
@@ -152,8 +134,7 @@ class _Audited(FibrationTrainingWorker):
     @contextmanager
     def _reading(self, recorded: Recorded, data: TensorDict) -> Iterator[None]:
         """While the body runs, the engine's optimizer steps begin with an audit."""
-        engine, own = self.engine, self.engine.optimizer_step
-        before = vars(engine).get("optimizer_step")
+        own = self.engine.optimizer_step
 
         def optimizer_step(*args: Any, **kwargs: Any) -> Any:
             recorded.read()
@@ -166,14 +147,8 @@ class _Audited(FibrationTrainingWorker):
                 found.raise_for_status()
             return own(*args, **kwargs)
 
-        engine.optimizer_step = optimizer_step
-        try:
+        with replaced(self.engine, "optimizer_step", optimizer_step):
             yield
-        finally:
-            if before is None:
-                del engine.optimizer_step
-            else:
-                engine.optimizer_step = before
 
     def _audit(self, recorded: Recorded, data: TensorDict) -> StepAudit:
         own, self.settings = self.settings, self.asked or self.settings

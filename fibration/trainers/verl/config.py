@@ -12,15 +12,13 @@ from verl.workers.config import PolicyLossConfig
 
 from fibration.errors import TrainerError, located, shown
 from fibration.runtime.operator import Operator
-from fibration.trainers.attributes import attribute_sources
-from fibration.trainers.labels import as_operator, sources
+from fibration.trainers.labels import as_operator
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
-from fibration.trainers.verl.numbers import OF_ROWS, OF_TOKENS
+from fibration.trainers.verl.settings import KNOWN, Settings
 from fibration.trainers.window import check_metrics
 
-KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # verl's own fields of labels
 KNOWN_POLICIES = {
     ROLLOUT: "the rollout engine's policy (rollout_log_probs)",
     REFERENCE: "its reference model (ref_log_prob)",
@@ -34,7 +32,7 @@ MAPPINGS = {
 
 
 @dataclass
-class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
+class FibrationPolicyLossConfig(PolicyLossConfig, Settings):  # type: ignore[misc]
     """`actor_rollout_ref.actor.policy_loss`, with `_target_: fibration.trainers.verl.FibrationPolicyLossConfig`.
 
     On a command line, options that verl's YAML lacks take a `+`:
@@ -127,10 +125,10 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                     required="their keys under trajectory",
                     remedy=f"+{HERE}.trajectory={self.labels[hierarchy.rows.name]}",
                 )
-            found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
+            found = self.sources(lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
             _refuse_coarse_rows(found, hierarchy.rows.name)
             check_parameters(hierarchy, self.parameters or {})
-            self.attribute_sources()
+            self.attribute_sources(lambda name: f"+{HERE}.attributes.{name}=FIELD")
             check_policies(hierarchy, KNOWN_POLICIES, self.policies, lambda name: f"+{HERE}.policies.{name}=FIELD")
             if self.trajectory and hierarchy.ordered:
                 raise TrainerError(
@@ -145,26 +143,6 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     def operator(self) -> Operator:
         """The compiled hierarchy, compiled once per process."""
         return _compiled(self.hierarchy, self.backend)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Per stratum, the user's fields of labels; for the rows their keys, if any."""
-        keys = {self.operator.hierarchy.rows.name: self.trajectory} if self.trajectory else {}
-        return {**self.labels, **keys}
-
-    def sources(self) -> dict[str, Any]:
-        """Per stratum, the fields that have its labels."""
-        return sources(self.operator.hierarchy, self.fields, KNOWN)
-
-    def attribute_sources(self) -> dict[str, str]:
-        """Per attribute, the field that has its numbers."""
-        return attribute_sources(
-            self.operator.hierarchy,
-            self.attributes,
-            OF_TOKENS,
-            OF_ROWS,
-            lambda name: f"+{HERE}.attributes.{name}=FIELD",
-        )
 
 
 def _names(stratum: str, source: Any) -> frozenset[str]:

@@ -22,9 +22,6 @@ from fibration.trainers.verl.settings import Settings
 SAMPLED = "rollout_log_probs"  # verl's field of the rollout engine's log-probs
 REFERRED = "ref_log_prob"  # verl's field of the reference model's log-probs
 REWARDS, SCORES = "token_level_rewards", ("token_level_scores", "rm_scores")  # with and without verl's KL penalty
-# verl's fields of attributes, by the names of attributes: per token, and per row.
-OF_TOKENS = {"entropy": "entropy", "value": "values", "sum_pi_squared": "sum_pi_squared"}
-OF_ROWS = {"greedy_reward": "reward_baselines"}
 FIX = "give such rows a number in the data set or in the reward function, or drop them"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from verl.trainer.distillation import distillation_ppo_loss
 from verl.workers.utils.losses import ppo_loss
@@ -13,7 +13,10 @@ from verl.workers.utils.losses import ppo_loss
 from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
+from fibration.trainers.attributes import attribute_option, attribute_sources
 from fibration.trainers.clip_range import in_its_place
+from fibration.trainers.labels import option as label_option
+from fibration.trainers.labels import sources
 from fibration.trainers.policies import REFERENCE, kept_near_twice
 from fibration.trainers.verl.loss import HERE, NAME, TARGET
 
@@ -26,25 +29,34 @@ UNREAD_DISTILLATION = (
     "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "use_policy_gradient", "policy_loss_mode",
     "clip_ratio", "clip_ratio_low", "clip_ratio_high",
 )  # fmt: skip
+KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # verl's own fields of labels
+# verl's fields of attributes, by the names of attributes: per token, and per row.
+OF_TOKENS = {"entropy": "entropy", "value": "values", "sum_pi_squared": "sum_pi_squared"}
+OF_ROWS = {"greedy_reward": "reward_baselines"}
 TEACHER = "teacher_logprobs"  # verl's field of the log-probs of its teacher
 
 
-class Settings(Protocol):
-    """The interface of `FibrationPolicyLossConfig`, which imports the worker, so that the worker cannot import it."""
+class Settings:
+    """What the worker reads of `FibrationPolicyLossConfig`, or of the declared loss of an audit."""
 
+    operator: Operator
     parameters: Mapping[str, Any]
-    trajectory: list[str] | None
-    reuse_old_log_probs: bool
-    metrics: Any
-    skip_dead_rows: bool
+    labels: Mapping[str, Any]  # per stratum, the user's fields of labels
+    attributes: Mapping[str, str]
     policies: Mapping[str, str]
+    trajectory: list[str] | None = None
+    reuse_old_log_probs: bool = False
+    metrics: Any = False
+    skip_dead_rows: bool = False
 
-    @property
-    def operator(self) -> Operator: ...
+    def sources(self, say: Callable[[str], str] = label_option) -> dict[str, Any]:
+        """Per stratum, the fields that have its labels; for the rows their keys, if any."""
+        keys = {self.operator.hierarchy.rows.name: self.trajectory} if self.trajectory else {}
+        return sources(self.operator.hierarchy, {**self.labels, **keys}, KNOWN, say)
 
-    def sources(self) -> Mapping[str, Any]: ...
-
-    def attribute_sources(self) -> Mapping[str, str]: ...
+    def attribute_sources(self, say: Callable[[str], str] = attribute_option) -> dict[str, str]:
+        """Per attribute, the field that has its numbers."""
+        return attribute_sources(self.operator.hierarchy, self.attributes, OF_TOKENS, OF_ROWS, say)
 
 
 def settings_of(loss_fn: Any) -> Settings | None:

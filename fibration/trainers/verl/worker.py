@@ -57,6 +57,20 @@ def as_verls(method: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
+@contextmanager
+def replaced(holder: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """While the body runs, an object has another method of this name."""
+    own = vars(holder).get(name)
+    setattr(holder, name, method)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(holder, name)  # that of its class
+        else:
+            setattr(holder, name, own)
+
+
 class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     """The actor's worker for a config with `loss_mode=fibration`; with any other loss it is verl's own."""
 
@@ -151,8 +165,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     @contextmanager
     def _live_rows(self, batches: MicroBatches) -> Iterator[None]:
         """While the body runs, the engine's trained passes take the live rows of each micro-batch."""
-        engine, own = self.engine, self.engine.forward_step
-        before = vars(engine).get("forward_step")
+        own = self.engine.forward_step
 
         def forward_step(micro_batch: TensorDict, *args: Any, **kwargs: Any) -> Any:
             live = batches.live(micro_batch[ROWS])
@@ -160,14 +173,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 micro_batch = tu.index_select_tensor_dict(micro_batch, live.nonzero()[:, 0])
             return own(micro_batch, *args, **kwargs)
 
-        engine.forward_step = forward_step
-        try:
+        with replaced(self.engine, "forward_step", forward_step):
             yield
-        finally:
-            if before is None:
-                del engine.forward_step
-            else:
-                engine.forward_step = before
 
     def _skips_dead_rows(self, data: TensorDict) -> bool:
         """Whether trained passes leave dead rows out: nothing else reads them. Logs what does, once."""
