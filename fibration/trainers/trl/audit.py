@@ -23,8 +23,9 @@ from fibration.trainers.labels import as_operator, wanted
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import REFERENCE
 from fibration.trainers.trl.numbers import RowNumbers, further
-from fibration.trainers.trl.step import scores, window_of
+from fibration.trainers.trl.step import scores, window_given
 from fibration.trainers.trl.trainer import ROWS, FibrationGRPOTrainer
+from fibration.trainers.window import Window
 
 GROUPS = "fibration_groups"  # our prompt group of every row, in the dictionaries that TRL shuffles and splits
 READ = "before the optimizer's step: after clipping and unscaling"
@@ -147,7 +148,8 @@ class StepAudits(TrainerCallback):  # type: ignore[misc]
         with as_found(self.model), torch.enable_grad(), trainer.compute_loss_context_manager():
             labels = {name: self._labels(slices, name) for name in wanted(self.operator.hierarchy)}
             more: dict[str, Any] = {"group": group, "parameters": self.parameters}
-            window = window_of(self.operator, slices, labels, self._numbers(), **more)
+            given, more = window_given(self.operator.hierarchy, slices, labels, self._numbers(), **more)
+            window = Window(self.operator, *given, **more)
             with torch.no_grad():
                 now = torch.cat([scores(trainer, self.model, piece)[0] for piece in slices])
             values = window.coefficients(now, metrics=False).values

@@ -14,11 +14,10 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from fibration.errors import TrainerError
-from fibration.runtime.operator import Operator
+from fibration.language.hierarchy import Hierarchy
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.trl.numbers import RowNumbers
-from fibration.trainers.window import Window
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
 SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
@@ -78,8 +77,8 @@ def unmasked(inputs: Mapping[str, Any]) -> Tensor:
     return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
 
 
-def window_of(
-    op: Operator,
+def window_given(
+    hierarchy: Hierarchy,
     pieces: Sequence[Mapping[str, Any]],
     labels: Mapping[str, Sequence[Any]],
     numbers: RowNumbers,
@@ -89,8 +88,8 @@ def window_of(
     scored: Tensor | None = None,
     lacking: TrainerError | None = None,
     **more: Any,
-) -> Window:
-    """The window of the rows of some slices. `more`: further arguments of `Window`.
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `Window` for the rows of some slices, after the operator. `more`: further ones.
 
     `computed`: current log-probs, used as old ones if TRL kept none. `rewards`: in place of advantages, for the rows
     that are `scored`. `lacking`: raised if the loss reads the sampling policy, and TRL has no log-probs of it.
@@ -102,28 +101,23 @@ def window_of(
     old, sampled = (joined(name) for name in (OLD, SAMPLED))
     old = computed if old is None else old
     policies = numbers.further(joined)
-    if ROLLOUT in op.hierarchy.policies:
+    if ROLLOUT in hierarchy.policies:
         if sampled is None and lacking is not None:
             raise lacking
         if sampled is not None:  # where vLLM's log-prob of a token is missing, TRL corrects nothing
             policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
-    if REFERENCE in op.hierarchy.policies:
+    if REFERENCE in hierarchy.policies:
         policies[REFERENCE] = joined(REFERRED)
     mask = torch.cat([unmasked(piece) for piece in pieces])
     mask = mask if scored is None else mask * scored[:, None]
     weighs = rewards is None and (lacking is not None or ROLLOUT not in policies)
-    return Window(
-        op,
-        mask,
-        old,
-        joined("advantages") if rewards is None else None,
-        labels,
-        rewards=rewards,
-        weights=joined("importance_sampling_ratio") if weighs else None,
-        policies=policies,
-        attributes=numbers.attributes(joined, labels, mask),
-        **more,
-    )
+    given = {
+        "rewards": rewards,
+        "weights": joined("importance_sampling_ratio") if weighs else None,
+        "policies": policies,
+        "attributes": numbers.attributes(joined, labels, mask),
+    }
+    return (mask, old, joined("advantages") if rewards is None else None, labels), {**given, **more}
 
 
 # ------------------------------------------------------------ forward passes

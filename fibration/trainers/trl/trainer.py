@@ -27,7 +27,7 @@ from fibration.trainers.trl import refusals
 from fibration.trainers.trl.model_checks import check_model, noise_of
 from fibration.trainers.trl.numbers import Numbers, RowNumbers
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
-from fibration.trainers.trl.step import OLD, Live, Row, ScoringTrainer, Step, shuffled, unmasked, window_of
+from fibration.trainers.trl.step import OLD, Live, Row, ScoringTrainer, Step, shuffled, unmasked, window_given
 from fibration.trainers.window import Window, check_metrics, named, warned
 
 ROWS = "fibration_rows"  # our data of every row, in the dictionaries that TRL shuffles and splits
@@ -315,10 +315,10 @@ class FibrationGRPOTrainer(ScoringTrainer):
         return Step(batches, places, scale, len(passes))
 
     def _window(self, given: list[dict[str, Any]], computed: Tensor | None = None, **rewarded: Tensor) -> Window:
-        """`computed`, and `rewards` with `scored`: see `window_of`."""
+        """`computed`, and `rewards` with `scored`: see `window_given`."""
         rows = [row for piece in given for row in piece[ROWS]]
-        return window_of(
-            self.operator,
+        arguments, more = window_given(
+            self.operator.hierarchy,
             given,
             {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns},
             self.row_numbers,
@@ -328,6 +328,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
             parameters=self.hierarchy_parameters,
             **rewarded,
         )
+        return Window(self.operator, *arguments, **more)
 
     # ------------------------------------------------------------ both passes
 
