@@ -123,8 +123,8 @@ class Outputs(MutableMapping[Key, Tensor]):
         of = self.places.numbers.get(key)
         if of is None or self.work is None or not self.work.is_cpu or key in self.given:
             return float(self[key])
-        # ten times as fast as float(tensor)
-        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * self.places.place(of).start).value
+        first, size = self.places.starts[of[0]]  # ten times as fast as float(tensor)
+        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * (first + of[1] * size)).value
 
     def scalar(self, key: Key, dtype: torch.dtype, sign: int = 1) -> Tensor:
         """An output of one element, 0-d; or minus it."""

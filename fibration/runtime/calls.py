@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fibration.compiler.arguments import TOKENS, token_tensor
 from fibration.compiler.dead import DeadIf
+from fibration.compiler.ir import BATCH
 from fibration.compiler.keys import Key
 from fibration.compiler.program import PER_TOKEN, Program
 from fibration.compiler.spread import BEYOND, RANGE
@@ -26,7 +27,6 @@ from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import (
-    call_description,
     check_tokens,
     make_batch,
     policy_tensors,
@@ -124,9 +124,7 @@ class Executor:
             batch = make_batch(self.hierarchy, program, program, index, read, advantages, parameters, dtype, 0.0)
             self._check_signs(batch.tokens, index, advantages)
             if ranks is not None:
-                self.on(index.device).run.collectives("prologue", ranks.cut)
-                said |= {"the backend": self.on(index.device).name}
-                said |= call_description(self.hierarchy, program, index, ranks, parameters)
+                self._say(said, "prologue", program, index, ranks, parameters)
         outputs = self._evaluate("prologue", batch, ranks)
         sums = {str(key): outputs[key] for key in program.outputs}
         if devices.can_sync(index.device) and not all(bool(torch.isfinite(v).all()) for v in sums.values()):
@@ -199,10 +197,9 @@ class Executor:
                 refuse_sums(self.hierarchy, index)
             rows = None
             if ranks is not None:
-                self.on(index.device).run.collectives(made, ranks.cut)
                 rows = row_values(batch, index, "reward") if ranks.cut and not by_row else None
-                said |= {"the backend": self.on(index.device).name, "what the call is for": CALLS[program]}
-                said |= call_description(self.hierarchy, read, index, ranks, parameters)
+                said["what the call is for"] = CALLS[program]
+                self._say(said, made, read, index, ranks, parameters)
         if ranks is not None and rows is not None:
             batch = check_rows_agree(batch, index, ranks, "reward", rows)
         outputs = self._evaluate(made, batch, ranks)
@@ -253,12 +250,11 @@ class Executor:
             self._check_signs(batch.tokens, index, advantages)
             chosen = self.on(index.device).run.choose(program, batch)
             if ranks is not None:
-                self.on(index.device).run.collectives(chosen, ranks.cut)  # compiles them, and may fail
                 has_some = ranks.cut and batch.advantage is not None
                 rows = row_values(batch, index, "advantage") if has_some else None
-                said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
-                said |= call_description(self.hierarchy, declared, index, ranks, parameters)
-                said |= {"the metrics asked for": ", ".join(sorted(asked)) or "none"}
+                said["the dtype of results"] = str(dtype)
+                self._say(said, chosen, declared, index, ranks, parameters)
+                said["the metrics asked for"] = ", ".join(sorted(asked)) or "none"
         if not self._knows_rounding and "log_probs" in tokens:
             self._warn_of_rounding(index, tokens["log_probs"], tokens["old_log_probs"], parameters)
         if ranks is not None and rows is not None:
@@ -280,6 +276,19 @@ class Executor:
             )
         self._refuse_beyond(program, outputs)
         return outputs, batch
+
+    def _say(
+        self, said: dict[str, str], chosen: str, read: Program, index: Index, ranks: Shards, parameters: Any
+    ) -> None:
+        """What must be equal on all ranks of a call: the backend, parameters, and elements coarser than tokens."""
+        backend = self.on(index.device)
+        backend.run.collectives(chosen, ranks.cut)  # compiles them, and may fail
+        sizes = ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in (*index.leaves, BATCH))
+        said |= {"the backend": backend.name, "the index": f"{sizes} (structure {ranks.structure})"}
+        for node, numbers in parameter_values(self.hierarchy, read, index, parameters or {}).items():
+            name, channel = node.key
+            of = f" of channel '{channel}'" * bool(channel)
+            said[f"parameter '{name}'{of}"] = ", ".join(map(repr, numbers.tolist()))
 
     def _refuse_beyond(self, program: str, outputs: Outputs) -> None:
         if BEYOND in outputs and outputs.number(BEYOND) > 0:

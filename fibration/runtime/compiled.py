@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -93,10 +92,6 @@ def _asked(metrics: Any) -> str:
     return repr(metrics) if isinstance(metrics, (bool, str)) else repr(list(metrics))
 
 
-def _handle(index: Any) -> Tensor:
-    return index.handle if isinstance(index, Index) else NONE
-
-
 def _given(
     op: Any, index: Any, parameters: Any, policies: Any, metrics: Any, advantages: Any, rewards: Any, **own: Any
 ) -> tuple[Any, ...]:
@@ -105,13 +100,13 @@ def _given(
     """
     both = {"advantages": advantages, "rewards": rewards}
     dropped = has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
-    kind = None if isinstance(index, Index) else type(index).__name__
+    kind, handle = (None, index.handle) if isinstance(index, Index) else (type(index).__name__, NONE)
     numbers: list[Tensor] = []
     named = {} if policies is None else policies
     values = "None" if parameters is None else _spelt(parameters, numbers)
     words = f"({[*named]!r}, {values}, {_asked(metrics)}, {dropped!r}, {kind!r})"
     handed = [None if t is None else t.detach() for t in both.values()]
-    return (*handed, [t.detach() for t in named.values()], numbers, words, _handle(index), op.number)
+    return (*handed, [t.detach() for t in named.values()], numbers, words, handle, op.number)
 
 
 def _spelt(value: Any, numbers: list[Tensor]) -> str:
@@ -166,14 +161,6 @@ def _filled(value: Any, numbers: Sequence[Tensor]) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
-@dataclass(frozen=True)
-class _Call:
-    op: Any
-    index: Any
-    asked: Any
-    more: dict[str, Any]  # the keyword arguments that all calls share
-
-
 def _call(
     program: str,
     advantages: Tensor | None,
@@ -183,7 +170,8 @@ def _call(
     words: str,
     index: Tensor,
     operator: int,
-) -> _Call:  # fmt: skip
+) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
+    """The operator, the metrics asked for, and the keyword arguments that all calls share."""
     names, values, asked, dropped, kind = _read(words)
     if dropped is not None:
         raise refused_graph(program, *dropped)
@@ -194,36 +182,36 @@ def _call(
         "advantages": advantages,
         "rewards": rewards,
         "policies": dict(zip(names, policies, strict=True)),
+        "index": INDEXES.of(int(index)),
     }
-    at = INDEXES.of(int(index))
-    return _Call(OPERATORS.of(operator), at, asked, {"index": at, **more})
+    return OPERATORS.of(operator), asked, more
 
 
 def _run_coefficients(
     log_probs: Tensor, old_log_probs: Tensor, capacity: int, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    call = _call("evaluate", *given)
-    result = call.op.coefficients(log_probs.detach(), old_log_probs, metrics=call.asked, **call.more)
-    measured: Measured = result.measured
+    op, asked, more = _call("evaluate", *given)
+    result = op.coefficients(log_probs.detach(), old_log_probs, metrics=asked, **more)
+    measured, at = result.measured, more["index"]
     numbers = torch.zeros(capacity, dtype=torch.float64, device=log_probs.device)
     if measured.numbers is not None:
-        call.index.keep(_table_of(call.op.number, _asked(call.asked)), measured.table)
+        at.keep(_table_of(op.number, _asked(asked)), measured.table)
         numbers[: len(measured.numbers)] = measured.numbers
     objective = result.objective.clone()
-    return objective / -call.index.shares, result.values, objective, numbers
+    return objective / -at.shares, result.values, objective, numbers
 
 
 def _run_gate(log_ratio: Tensor, *given: Any) -> Tensor:
-    call = _call("gate", *given)
-    made: Tensor = call.op.gate(log_ratio, **call.more)
+    op, _, more = _call("gate", *given)
+    made: Tensor = op.gate(log_ratio, **more)
     return made
 
 
 def _run_gate_backward(gradient: Tensor, log_ratio: Tensor, *given: Any) -> Tensor:
-    call = _call("gate", *given)
+    op, _, more = _call("gate", *given)
     with torch.enable_grad():
         x = log_ratio.detach().requires_grad_()
-        gated = call.op.gate(x, **call.more)
+        gated = op.gate(x, **more)
     return torch.autograd.grad(gated, x, gradient)[0]
 
 

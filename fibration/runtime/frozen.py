@@ -58,7 +58,8 @@ def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) 
 INSTEAD = {
     "metrics": "at the end of the step, op.coefficients(...) with the log-probs of all rows and the step's index",
     "rewards": "advantages = op.advantages(rewards, index) of the whole step, then advantages[rows]",
-    "live rows": "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may decide",
+    "live rows": "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may "
+    "decide",
 }
 
 

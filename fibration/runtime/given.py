@@ -224,7 +224,7 @@ def refuse_infinite(index: Index, kind: str, every: Tensor, per_row: bool) -> No
     """Name the first unmasked token, or its row, whose number is infinite or NaN."""
     token = int((~torch.isfinite(every)).nonzero()[0])
     raise BatchError(
-        f"the {kind} of {index.describe_row(token) if per_row else index.describe_token(token)} is "
+        f"the {kind} of {index.describe_row(index.every.row_of(token)) if per_row else index.describe_token(token)} is "
         f"{float(every[token]):g}",
         required=f"finite values on every {'row that has tokens' if per_row else 'unmasked token'}",
         remedy=f"look at what made it, or mask the {'row' if per_row else 'token'}",

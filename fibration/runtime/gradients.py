@@ -49,10 +49,8 @@ def scaled(known: Tensor, times: Tensor, dtype: torch.dtype) -> Tensor:
         return known * times if known.dtype == dtype else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
 
 
-def _graph_is_kept() -> bool:
-    """Whether the running backward pass keeps the graph. True if torch does not tell."""
-    says = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return says is None or bool(says())
+# Whether the running backward pass keeps the graph. True if torch does not tell.
+_graph_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
 class Gated(torch.autograd.Function):

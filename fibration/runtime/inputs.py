@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, token_tensor
 from fibration.compiler.coupling import FROZEN
-from fibration.compiler.ir import BATCH, Input, Matrix
+from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
@@ -29,8 +29,7 @@ from fibration.runtime.given import (
     refuse_infinite,
 )
 from fibration.runtime.index.index import Index
-from fibration.runtime.parameters import parameter_values, parameter_vectors_of
-from fibration.runtime.ranks.shards import Shards
+from fibration.runtime.parameters import parameter_vectors_of
 
 
 def make_batch(
@@ -195,20 +194,6 @@ def refuse_sums(hierarchy: Hierarchy, index: Index) -> None:
             found=f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
             remedy="give a row's reward to its last token, and 0 to the others",
         )
-
-
-def call_description(
-    hierarchy: Hierarchy, declared: Program, index: Index, ranks: Shards, parameters: Mapping[str, Any] | None
-) -> dict[str, str]:
-    """What has to be equal on all ranks of a call, as text: parameters, and the elements coarser than tokens."""
-    sizes = ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in (*index.leaves, BATCH))
-    said = {"the index": f"{sizes} (structure {ranks.structure})"}
-    for node, numbers in parameter_values(hierarchy, declared, index, parameters or {}).items():
-        name, channel = node.key
-        said[f"parameter '{name}'" + f" of channel '{channel}'" * bool(channel)] = ", ".join(
-            map(repr, numbers.tolist())
-        )
-    return said
 
 
 def refuse_nonfinite(batch: Batch, index: Index) -> None:

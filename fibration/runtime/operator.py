@@ -31,7 +31,7 @@ from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.measured import metric_capacity
 from fibration.runtime.metrics import Asked
-from fibration.runtime.prepared import again, call_tensors, key_of
+from fibration.runtime.prepared import again, key_of
 from fibration.runtime.results import Coefficients, Levels, Loss, MetricSource
 from fibration.runtime.tracing import is_followed, refuse_transforms
 
@@ -214,7 +214,7 @@ class Operator:
         key = None if rewards is not None else key_of(self.calls, index, parameters, policies, metrics)
         if key is not None:
             assert index is not None
-            known = again(key, index, call_tensors(tokens, advantages, policies), graph)
+            known = again(key, index, tokens, advantages, policies, graph)
             if known is not None:
                 call, outputs = known
                 return outputs, call.dtype, self._measured(call.program, outputs, index, call.asked)

@@ -223,15 +223,13 @@ def in_order(parameter: Parameter, stratum: str, value: Any, accepted: str) -> P
 
 def is_several(value: Any) -> bool:
     """Whether a value lists several numbers, or one in a list."""
-    return bool(value.ndim) if _is_array(value) else _is_list(value)
+    if _is_array(value):
+        return bool(value.ndim)
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (Tensor, np.ndarray, np.generic))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def floats(parameter: Parameter, value: Any, what: str) -> NDArray[np.float64]:

@@ -62,12 +62,6 @@ class Prepared:
             return True
         return exchanged(tensors, index, tensors[GIVEN_TENSOR]) is None
 
-    def run(self, tensors: Mapping[str, Tensor], index: Index) -> Outputs:
-        if not self.given:
-            return self.launch(tensors, {})
-        whole = tensors[GIVEN_TENSOR].detach()
-        return self.launch(tensors, {n: at_elements(n.over, index, n.kind, whole, self.per_row) for n in self.given})
-
 
 def key_of(calls: object, index: object, parameters: object, policies: object, metrics: object) -> Hashable | None:
     """What calls of one kind share on an index; None if a call of this kind is not kept."""
@@ -81,25 +75,26 @@ def key_of(calls: object, index: object, parameters: object, policies: object, m
     return calls, metrics, numbers
 
 
-def call_tensors(
-    tokens: Mapping[str, Any], advantages: object, policies: Mapping[str, Tensor] | None
-) -> dict[str, Any]:
-    """The tensors of a call by the names that a launcher uses."""
-    found = dict(tokens)
-    if advantages is not None:
-        found[GIVEN_TENSOR] = advantages
-    if policies:
-        found |= {POLICY.format(name): tensor for name, tensor in policies.items()}
-    return found
-
-
-def again(key: Hashable, index: Index, tensors: Mapping[str, Any], graph: bool) -> tuple[Prepared, Outputs] | None:
+def again(
+    key: Hashable, index: Index, tokens: Mapping[str, Any], advantages: Any, policies: Any, graph: bool
+) -> tuple[Prepared, Outputs] | None:
     """The call that the index keeps under `key`, and its outputs; None if it has to be checked, or to be explained."""
     kept: dict[Hashable, Prepared] = index.kept(KEPT, dict)
     made = kept.get(key)
-    if made is None or not is_plain_call(index.device) or not made.fits(tensors, index, graph):
+    if made is None or torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
         return None
-    outputs = made.run(tensors, index)
+    if forward_ad._current_level >= 0 or (not made.looks and devices.is_recording()):
+        return None
+    tensors = dict(tokens) if advantages is None else {**tokens, GIVEN_TENSOR: advantages}
+    if policies:
+        tensors |= {POLICY.format(name): tensor for name, tensor in policies.items()}
+    if not made.fits(tensors, index, graph):
+        return None
+    given: dict[Input, Tensor] = {}
+    if made.given:
+        whole = advantages.detach()
+        given = {n: at_elements(n.over, index, n.kind, whole, made.per_row) for n in made.given}
+    outputs = made.launch(tensors, given)
     return None if made.looks and outputs.number(NONFINITE) > 0 else (made, outputs)
 
 
@@ -114,12 +109,3 @@ def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, 
     sample = sample_of(index) if compared else None
     given = tuple(given_of(batch))
     kept[key] = Prepared(program, asked, launch, needs, given, batch.per_row, batch.dtype, looks, sample)
-
-
-def is_plain_call(device: torch.device) -> bool:
-    """Whether nothing traces, records or differentiates forward, so that a call may launch at once."""
-    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
-        return False
-    if forward_ad._current_level >= 0:
-        return False
-    return device.type == "cpu" or not devices.is_recording()

@@ -82,13 +82,14 @@ class Elements:
         """The non-empty row of every unmasked token, by number: int64 [tokens]."""
         return self._rows_of(None)
 
+    @once
     def tokens_of(self, leaf: str) -> Tensor | None:
         """The numbers of a leaf's tokens among the unmasked tokens, ascending: int64 [elements]; None for a single
         leaf.
 
         Raises HierarchyIndexError if `leaf` is not a leaf.
         """
-        return self._numbers_of(leaf) if self._kind(leaf) else None
+        return self._move(self.token_numbers(leaf)) if self._kind(leaf) else None
 
     def positions_of(self, leaf: str) -> Tensor:
         """The places of a leaf's tokens in the flattened shape: int64 [elements]."""
@@ -103,10 +104,6 @@ class Elements:
         if leaf not in self.leaves:
             raise HierarchyIndexError(f"'{leaf}' is not a leaf of '{self.hierarchy.name}'", required=self._leaf_words)
         return leaf if len(self.leaves) > 1 else None
-
-    @once
-    def _numbers_of(self, leaf: str) -> Tensor:
-        return self._move(self.token_numbers(leaf))
 
     @once
     def _places_of(self, leaf: str | None) -> Tensor:

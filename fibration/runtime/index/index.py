@@ -107,7 +107,7 @@ class Index(Elements):
     @property
     def shares(self) -> int:
         """How many ranks share the objective of one call: each has `J` divided by this number in its loss."""
-        return self.gradient_scale
+        return self.ranks.group.size if self.ranks else 1
 
     @property
     def parents(self) -> Mapping[Edge, Tensor]:
@@ -187,15 +187,11 @@ class Index(Elements):
         """An unmasked token in words: its place, and its row."""
         return self._describe(self.every, token)
 
-    def describe_row(self, token: int) -> str:
-        """The row of an unmasked token, in words."""
-        return self._describe_row(self.every.row_of(token))
-
     def _describe(self, spans: Spans, token: int) -> str:
         place = int(spans.runs.place(np.array([token]))[0])
-        return f"token {place_of(place, self.shape)} of {self._describe_row(spans.row_of(token))}"
+        return f"token {place_of(place, self.shape)} of {self.describe_row(spans.row_of(token))}"
 
-    def _describe_row(self, number: int) -> str:
+    def describe_row(self, number: int) -> str:
         """A non-empty row by its place in this process's tensors, and by its label if it has another."""
         rows, row = self.hierarchy.rows.name, int(self.row_numbers[number])
         label: Hashable = row

@@ -171,9 +171,9 @@ class Encoder:
                 remedy="pass one of its columns" if hasattr(given, "columns") else f"[{name} of each row], as a list",
             )
         shape, n_rows = self.places.shape, self.places.n_rows
-        is_array = isinstance(given, np.ndarray)
         nested = len(shape) == 2 and len(given) == n_rows > 0
-        nested = nested and (given.ndim > 1 if is_array else all(isinstance(g, list) for g in given))
+        lists = given.ndim > 1 if isinstance(given, np.ndarray) else nested and all(isinstance(g, list) for g in given)
+        nested = nested and lists
         # With as many tokens as rows, strata coarser than rows are labelled per row, strata between per token.
         stratum = Stratum(name)
         between = self.h.rows in self.h.coarser(stratum)
@@ -202,7 +202,7 @@ class Encoder:
                     required=f"shape {list(shape)}{what}",
                     remedy=one if lengths == {1} else "",
                 )
-            given = given.reshape(-1) if is_array else list(chain.from_iterable(given))
+            given = given.reshape(-1) if isinstance(given, np.ndarray) else list(chain.from_iterable(given))
         if not per_token and ((between and n_rows) or len(given) != n_rows):
             as_tokens = f"one per token, shape {list(shape)}"
             raise HierarchyIndexError(
@@ -222,8 +222,8 @@ class Encoder:
         codes = np.full(len(all_places), -1, np.int64)
         where = all_places[needed]
         if len(where) < len(given):
-            given = given[where] if is_array else [given[i] for i in where.tolist()]
-        if is_array and not (per_token and given.min(initial=0) < 0):
+            given = given[where] if isinstance(given, np.ndarray) else [given[i] for i in where.tolist()]
+        if isinstance(given, np.ndarray) and not (per_token and given.min(initial=0) < 0):
             codes[needed], names = _of_integers(given)
             return codes, names, not per_token
         labels = _to_list(given)

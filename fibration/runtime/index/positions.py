@@ -65,7 +65,7 @@ def check_order(index: Index) -> None:
         if index.given_positions is None:
             element = int(np.argmax(scattered))
             rows = torch.cat([at[over_ == element] for over_, at in index.over_rows(over)]).unique()
-            found = " and ".join(index._describe_row(int(row)) for row in rows[:2])
+            found = " and ".join(index.describe_row(int(row)) for row in rows[:2])
             raise unordered(read, index.describe_element(over, element), f"tokens in {found}")
         _refuse_repeats(index, over)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, listed, located
-from fibration.language.atoms import BATCH, Attribute, Stratum
+from fibration.language.atoms import BATCH, Stratum
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.build import Builder, finished
@@ -32,7 +32,7 @@ from fibration.runtime.ranks.labels import digests
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.ranks.shards import RankElements, Shards
-from fibration.runtime.sums import Codes, Sums
+from fibration.runtime.sums import Codes
 
 GROUP = "group"  # the keyword for ranks in `Operator.index`
 
@@ -113,25 +113,13 @@ def _shard(local: Index, encoded: Encoded, keyed: bool) -> Shard:
         digests={s: digests(s, labels[s]) for s in labels if keyed or s != rows},
         kinds=encoded.kinds,
         parents={edge: parent.numpy() for edge, parent in local.edges.items() if edge[0] not in local.leaves},
-        counts={edge: _tokens_over(local, *edge) for edge in direct},
+        counts={edge: local.count(*edge).long().numpy() for edge in direct},
         values={(a.name, a.on.name): local.values[a.name].numpy() for a in coarse},
-        sums={(a.name, t): _sums_over(local, a, t) for a, t in fine},
+        sums={(a.name, t): local.summed(a).over(t) for a, t in fine},
         inside={s: _inside(local, s, pieces) for s in labels},
         covered=covered,
         first={str(a.of): local.places(str(a.of)).numpy() for a in h.ordered if a.of is not None},
     )
-
-
-def _tokens_over(local: Index, leaf: str, target: str) -> Codes:
-    if (leaf, target) in local.by_row:
-        weights = local.spans[leaf].sizes  # exact, as they are whole numbers
-        return np.bincount(local.edges[leaf, target].numpy(), weights, local.size[target]).astype(np.int64)
-    return np.bincount(local.parent(leaf, target).numpy(), minlength=local.size[target])
-
-
-def _sums_over(local: Index, attribute: Attribute, target: str) -> Sums:
-    parent = local.parent(attribute.on.name, target).numpy()
-    return Sums.of(local.values[attribute.name].numpy(), parent, local.size[target])
 
 
 def _inside(local: Index, stratum: str, pieces: Codes) -> Codes:

@@ -65,7 +65,7 @@ class WholeBatch:
         self.labels: dict[str, tuple[Hashable, ...]] = {}
         for stratum in shards[0].labels:
             self.labels[stratum], number = self._labels(stratum)
-            self.numbers[stratum] = self._per_rank(number, [len(p.labels[stratum]) for p in shards])
+            self.numbers[stratum] = np.split(number, np.cumsum([len(p.labels[stratum]) for p in shards])[:-1])
         self.parents = {edge: self._parents(*edge) for edge in shards[0].parents}
         self.values = {name: self._values(name, stratum) for name, stratum in shards[0].values}
         self.tokens = {leaf: sum(p.tokens[leaf] for p in shards) for leaf in shards[0].tokens}
@@ -81,10 +81,6 @@ class WholeBatch:
 
     def size(self, stratum: str) -> int:
         return len(self.labels[stratum])
-
-    @staticmethod
-    def _per_rank(values: Codes, sizes: Sequence[int]) -> list[Codes]:
-        return np.split(values, np.cumsum(sizes)[:-1])
 
     def _same_kinds(self) -> None:
         for stratum in dict.fromkeys(s for p in self.shards for s in p.kinds):

@@ -129,9 +129,7 @@ def scores(
     """Log-probs and entropies as TRL's loss computes them, with the same tokens and padding; `at_once`: rows per
     forward pass.
     """
-    ids, mask = (
-        torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
-    )
+    ids, mask = (torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask"))
     found: tuple[Tensor, Tensor, Any] = trainer._get_per_token_logps_and_entropies(
         model,
         ids,

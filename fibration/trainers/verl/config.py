@@ -140,7 +140,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig, Settings):  # type: ignore[mis
         install()
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> Operator:  # type: ignore[override]
         """The compiled hierarchy, compiled once per process."""
         return _compiled(self.hierarchy, self.backend)
 
