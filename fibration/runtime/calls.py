@@ -147,8 +147,10 @@ class Executor:
             given, per_row = checked(self.hierarchy, index, "advantage", advantages)
         return live_rows(self.hierarchy, dead_if, index, given, per_row)
 
-    def of_micro(self, metrics: object, rewards: object) -> str:
-        """The program of a micro-batch. Metrics by name and rewards need a whole step: BatchError."""
+    def program(self, index: object, metrics: object, rewards: object) -> str:
+        """The program of a call. Metrics by name and rewards of a micro-batch need a whole step: BatchError."""
+        if not isinstance(index, MicroIndex):
+            return self.collector.program(metrics)
         if not isinstance(metrics, bool):
             raise of_whole_step(self.hierarchy, "metrics")
         if rewards is not None:

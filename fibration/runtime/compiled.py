@@ -19,13 +19,12 @@ from torch import Tensor
 from fibration.errors import ParameterError, an, shown
 from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
-from fibration.runtime.handles import INDEXES, OPERATORS
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import no_index
 from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import Metric
-from fibration.runtime.tracing import is_followed, skip_dynamo
+from fibration.runtime.tracing import INDEXES, OPERATORS, is_followed, skip_dynamo
 
 # The arguments that all custom operators share.
 GIVEN = (

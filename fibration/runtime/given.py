@@ -189,17 +189,17 @@ def _joined(parts: tuple[Tensor, ...]) -> Tensor:
 def _refuse(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool) -> NoReturn:
     """Name the first token whose number is not finite, or differs from another token of its element of `stratum`."""
     every, word = at_tokens(index, given, per_row), GIVEN[kind]
-    tokens, parent = _tokens_over(index, stratum)
-    values = every if tokens is None else every[tokens]
+    leaves = index.leaves_over(stratum)
+    tokens = np.concatenate([index.token_numbers(leaf) for leaf in leaves])
+    parent = torch.cat([index.parent(leaf, stratum) for leaf in leaves])
+    values = every[torch.from_numpy(tokens).to(index.device)]
     result = torch.empty(index.size[stratum], dtype=torch.float64, device=index.device)
     result[parent] = values
     differs = (result[parent] != values) & torch.isfinite(values)
     if bool(differs.any()):
         i = int(differs.nonzero()[0])
         j = int(((parent == parent[i]) & (values != values[i])).nonzero()[0])
-        one, other = (
-            f"{float(values[k]):g} at {index.describe_token(k if tokens is None else int(tokens[k]))}" for k in (i, j)
-        )
+        one, other = (f"{float(values[k]):g} at {index.describe_token(int(tokens[k]))}" for k in (i, j))
         found = f"{one}, and {other}"
         if per_row and stratum == index.hierarchy.rows.name:
             raise BatchError(
@@ -229,13 +229,6 @@ def refuse_infinite(index: Index, kind: str, every: Tensor, per_row: bool) -> No
         required=f"finite values on every {'row that has tokens' if per_row else 'unmasked token'}",
         remedy=f"look at what made it, or mask the {'row' if per_row else 'token'}",
     )
-
-
-def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
-    """The tokens of all leaves over `stratum` (None: all tokens), and the element of each."""
-    over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
-    tokens = [t for t, _ in over if t is not None]
-    return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
 
 
 def row_values(batch: Batch, index: Index, kind: str) -> Tensor:

@@ -22,7 +22,6 @@ from fibration.runtime.batch import Executable, Outputs, inputs_of
 from fibration.runtime.calls import Backend, Executor
 from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.gradients import COEFFICIENTS, OBJECTIVE, Gated, Share
-from fibration.runtime.handles import OPERATORS
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import refuse_positional
@@ -33,7 +32,7 @@ from fibration.runtime.measured import metric_capacity
 from fibration.runtime.metrics import Asked
 from fibration.runtime.prepared import again, key_of
 from fibration.runtime.results import Coefficients, Levels, Loss, MetricSource
-from fibration.runtime.tracing import is_followed, refuse_transforms
+from fibration.runtime.tracing import OPERATORS, is_followed, refuse_transforms
 
 
 class Operator:
@@ -220,9 +219,7 @@ class Operator:
                 return outputs, call.dtype, self._measured(call.program, outputs, index, call.asked)
         with torch.no_grad():
             dtype, collector = _wide(log_probs), self.calls.collector
-            program = (
-                self.calls.of_micro(metrics, rewards) if isinstance(index, MicroIndex) else collector.program(metrics)
-            )
+            program = self.calls.program(index, metrics, rewards)
             if rewards is not None:
                 advantages = self.calls.advantages(
                     program, rewards, index, tokens, advantages, parameters, policies, graph

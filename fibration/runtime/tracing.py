@@ -6,9 +6,11 @@ of one call as constants, or has no numbers, is refused.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -97,3 +99,42 @@ def refuse_transforms(method: Callable[P, T]) -> Callable[P, T]:
 
 def _refusal(what: str, why: str, remedy: str) -> BatchError:
     return BatchError(f"a call of an operator under {what}", required="none: " + why, remedy=remedy)
+
+
+# ---------------------------------------------------------------- numbers that stand for objects
+
+
+class Handles(Generic[T]):
+    """Numbers that stand for objects in torch operators, which take tensors and numbers only. References are weak.
+
+    `what` names the objects in errors.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._known: WeakValueDictionary[int, T] = WeakValueDictionary()
+        self._next = itertools.count(1)
+
+    def number(self, thing: T) -> int:
+        number = next(self._next)
+        self._known[number] = thing
+        return number
+
+    def tensor(self, thing: T) -> Tensor:
+        """The number as an int64 tensor `[]` on the CPU: torch.compile does not recompile when a tensor changes."""
+        with torch.inference_mode(False):
+            return torch.full((), self.number(thing), dtype=torch.int64, device="cpu")
+
+    def of(self, number: int) -> T:
+        found = self._known.get(number)
+        if found is None:
+            raise BatchError(
+                f"a compiled function uses {self.what} that no longer exists",
+                required=f"{self.what} that lives until the end of the backward pass",
+                remedy="keep a reference to it",
+            )
+        return found
+
+
+INDEXES: Handles[object] = Handles("an index")
+OPERATORS: Handles[object] = Handles("an operator")

@@ -123,9 +123,10 @@ class Builder:
         places = self.places(self._is_of(labels))
         wished, named = {name: labels[name] for name in wanted}, labels.get(self.rows) is not None
         self.encoded = Encoder(places, self.spread).encode(wished, labels.get(self.rows))
-        size = self._sizes(self.encoded)
-        read = Numbers(places, self.encoded, size, self.spread, keyed=named)
-        values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
+        values: dict[str, NDArray[np.float64]] = {}
+        if self.h.attributes:
+            read = Numbers(places, self.encoded, self._sizes(self.encoded), self.spread, keyed=named)
+            values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
         for name in attributes:
             if name not in values:
                 raise HierarchyIndexError(

@@ -21,11 +21,11 @@ from fibration.compiler.interpret import Sizes
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.runtime.devices import usable
-from fibration.runtime.handles import INDEXES
 from fibration.runtime.index.elements import Edge, Elements, once
 from fibration.runtime.index.spans import Spans, place_of
 from fibration.runtime.ranks.group import Group
 from fibration.runtime.sums import Codes, Sums, Vector
+from fibration.runtime.tracing import INDEXES
 
 
 @dataclass(eq=False, kw_only=True)

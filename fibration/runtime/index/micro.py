@@ -189,16 +189,14 @@ def _taken(whole: Index, places: TokenPlaces, rows: Codes, tokens: Codes) -> tup
 def _codes(whole: Index, stratum: str) -> tuple[Codes, bool]:
     """The element under every non-empty row, and True; or under every token, and False. -1 if there is none."""
     leaves = whole.leaves_over(stratum)
-    of_rows: Mapping[str, Tensor | None] = {leaf: whole.of_rows(leaf, stratum) for leaf in leaves}
-    by_row = all(found is not None for found in of_rows.values())
+    by_row = all(whole.of_rows(leaf, stratum) is not None for leaf in leaves)
     codes = np.full(len(whole.row_numbers) if by_row else len(whole.every), -1)
-    for leaf, found in of_rows.items():
-        if by_row and found is not None:
-            codes[whole.spans[leaf].rows] = found.cpu().numpy()
+    for leaf in leaves:
+        of_rows = whole.of_rows(leaf, stratum) if by_row else None
+        if of_rows is not None:
+            codes[whole.spans[leaf].rows] = of_rows.cpu().numpy()
         else:
-            of = whole.tokens_of(leaf)
-            at = slice(None) if of is None else of.cpu().numpy()
-            codes[at] = whole.parent(leaf, stratum).cpu().numpy()
+            codes[whole.token_numbers(leaf)] = whole.parent(leaf, stratum).cpu().numpy()
     return codes, by_row
 
 
@@ -216,8 +214,7 @@ def closed_sets(whole: Index, parts: Sequence[Any]) -> Codes | None:
     for stratum in whole.coupling.strata:
         size, found = 1 if stratum == BATCH else whole.size[stratum], [np.empty(0, np.int64)]
         for leaf in whole.leaves_over(stratum):
-            at, element = whole.tokens_of(leaf), whole.parent(leaf, stratum).cpu().numpy()
-            part = of_tokens if at is None else of_tokens[at.cpu().numpy()]
+            part, element = of_tokens[whole.token_numbers(leaf)], whole.parent(leaf, stratum).cpu().numpy()
             part, element = part[part >= 0], element[part >= 0]
             here = np.bincount(element, minlength=size)
             if ((here != whole.count(leaf, stratum).cpu().numpy()) & (here > 0)).any():

@@ -1,8 +1,8 @@
 """`FibrationGRPOTrainer`: `trl.GRPOTrainer` with a hierarchy as its loss (`trainer.py`).
 
-Options and data that would change its gradients are refused (`refusals.py`, and `model_checks.py` once the model is
-loaded). `audit.py` audits the first steps of this trainer, or of TRL's own, beside a declared loss. `hierarchy_of`
-reads a config of TRL, and does not need TRL. The other names raise MissingDependency where TRL is not installed.
+Options, data and models that would change its gradients are refused (`refusals.py`). `audit.py` audits the first steps
+of this trainer, or of TRL's own, beside a declared loss. `hierarchy_of` reads a config of TRL, and does not need TRL.
+The other names raise MissingDependency where TRL is not installed.
 """
 
 from importlib import import_module

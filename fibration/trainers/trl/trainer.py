@@ -24,9 +24,8 @@ from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
-from fibration.trainers.trl.model_checks import check_model, noise_of
 from fibration.trainers.trl.numbers import Numbers, RowNumbers
-from fibration.trainers.trl.refusals import BY_PROMPT, Labels
+from fibration.trainers.trl.refusals import BY_PROMPT, Labels, check_model, noise_of
 from fibration.trainers.trl.step import OLD, Live, Row, ScoringTrainer, Step, shuffled, unmasked, window_given
 from fibration.trainers.window import Window, check_metrics, named, warned
 
