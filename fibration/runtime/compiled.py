@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from fibration.errors import ParameterError, an, shown
-from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import no_index
 from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import Metric
@@ -76,8 +74,6 @@ class DeferredMetrics:
         return self._measured().scalars(prefix, **more)
 
     def _measured(self) -> Measured:
-        if isinstance(self.index, MicroIndex):
-            return Unmeasured(hierarchy=self.index.hierarchy)
         table = self.index.told(_table_of(*self.key))
         return Measured(self.numbers, table, self.index)
 

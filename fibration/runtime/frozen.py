@@ -13,8 +13,6 @@ from fibration.compiler.program import Program
 from fibration.errors import BatchError, listed
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.micro import MicroIndex
-from fibration.runtime.measured import Measured
-from fibration.runtime.metrics import Metric
 from fibration.runtime.parameters import Values, parameter_values
 
 KEY = "frozen sums"
@@ -69,14 +67,3 @@ def of_whole_step(h: Hierarchy, what: str) -> BatchError:
         required="the whole step: an element may have tokens in several micro-batches",
         remedy=INSTEAD.get(what, "call it with the index of the whole step"),
     )
-
-
-@dataclass(frozen=True)
-class Unmeasured(Measured):
-    """Stands for the metrics of a micro-batch."""
-
-    hierarchy: Hierarchy | None = None
-
-    def metrics(self) -> dict[str, Metric]:
-        assert self.hierarchy is not None
-        raise of_whole_step(self.hierarchy, "metrics")

@@ -22,7 +22,9 @@ from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Outputs
+from fibration.runtime.frozen import of_whole_step
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.metrics import ALL, Asked, Extreme, Mean, Metric, Row, asked_for, chosen, rows
 
 ALL_METRICS, NO_METRICS = frozenset({ALL}), frozenset[str]()
@@ -67,7 +69,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Measured:
-    """The metrics of one call: their numbers, or the outputs that have them; and the index, which counts."""
+    """The metrics of one call: their numbers, or the outputs that have them; and the index, which counts.
+
+    A micro-batch has none: a metric is a number of the whole step.
+    """
 
     source: Tensor | Outputs | None = None
     table: Table | None = None
@@ -83,6 +88,8 @@ class Measured:
 
     def metrics(self) -> dict[str, Metric]:
         """The metrics. Each has numbers of its own, so that changing one in place changes no other."""
+        if isinstance(self.index, MicroIndex):
+            raise of_whole_step(self.index.hierarchy, "metrics")
         if self.numbers is None or self.table is None:
             return {}
         numbers = self.numbers.unbind()
@@ -178,6 +185,8 @@ class Collector:
         A coarsest stratum with few elements has metrics per element, unless it is the rows. An element without tokens
         has NaN means and maxima of -inf.
         """
+        if isinstance(index, MicroIndex):
+            return Measured(index=index)
         if not asked:
             return Measured()
         made = partial(self._table, program, outputs, index, asked)

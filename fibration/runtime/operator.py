@@ -20,18 +20,15 @@ from fibration.language.report import Report
 from fibration.runtime import compiled
 from fibration.runtime.batch import Executable, Outputs, inputs_of
 from fibration.runtime.calls import Backend, Executor
-from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.gradients import COEFFICIENTS, OBJECTIVE, Gated, Share
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import refuse_positional
-from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
-from fibration.runtime.measured import metric_capacity
-from fibration.runtime.metrics import Asked
+from fibration.runtime.measured import Measured, metric_capacity
 from fibration.runtime.prepared import again, key_of
-from fibration.runtime.results import Coefficients, Levels, Loss, MetricSource
+from fibration.runtime.results import Coefficients, Levels, Loss
 from fibration.runtime.tracing import OPERATORS, is_followed, refuse_transforms
 
 
@@ -206,19 +203,19 @@ class Operator:
     def _outputs(
         self, log_probs: Any, old_log_probs: Any, advantages: Any, index: Any, parameters: Any, rewards: Any,
         policies: Any, metrics: Any,
-    ) -> tuple[Outputs, torch.dtype, MetricSource]:  # fmt: skip
+    ) -> tuple[Outputs, torch.dtype, Measured]:  # fmt: skip
         """The outputs of a call, the dtype of its results, and its metrics."""
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
-        graph = torch.is_grad_enabled()
+        graph, collector = torch.is_grad_enabled(), self.calls.collector
         key = None if rewards is not None else key_of(self.calls, index, parameters, policies, metrics)
         if key is not None:
             assert index is not None
             known = again(key, index, tokens, advantages, policies, graph)
             if known is not None:
                 call, outputs = known
-                return outputs, call.dtype, self._measured(call.program, outputs, index, call.asked)
+                return outputs, call.dtype, collector.collect(call.program, outputs, index, call.asked)
         with torch.no_grad():
-            dtype, collector = _wide(log_probs), self.calls.collector
+            dtype = _wide(log_probs)
             program = self.calls.program(index, metrics, rewards)
             if rewards is not None:
                 advantages = self.calls.advantages(
@@ -228,12 +225,7 @@ class Operator:
                 program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics, kept=key
             )
             assert index is not None
-            return outputs, dtype, self._measured(program, outputs, index, collector.asked(metrics))
-
-    def _measured(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> MetricSource:
-        if isinstance(index, MicroIndex):
-            return Unmeasured(hierarchy=self.hierarchy)
-        return self.calls.collector.collect(program, outputs, index, asked)
+            return outputs, dtype, collector.collect(program, outputs, index, collector.asked(metrics))
 
     @refuse_transforms
     def freeze(

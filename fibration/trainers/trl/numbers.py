@@ -186,31 +186,26 @@ class RowNumbers:
         used = unmasked.any(1).nonzero()[:, 0].tolist()
         found: dict[str, Tensor] = {}
         for name, source in self.sources.items():
-            attribute = self.hierarchy.attributes[name]
+            attribute, of = self.hierarchy.attributes[name], f"the attribute '{name}'"
+            per_token, where, fix = is_per_token(self.hierarchy, attribute), f"the column {source!r}", FIX
             if source is ENTROPY:
                 assert entropies is not None
-                found[ATTRIBUTE + name] = numbers_of_tokens(
-                    attribute,
-                    entropies,
-                    unmasked,
-                    "TRL's entropies",
-                    "look for logits of the model that are not finite",
-                )
+                tokens, where, fix = entropies, "TRL's entropies", "look for logits of the model that are not finite"
             elif source.startswith(FUNCTION):
-                given = rewards[:, functions.index(source.removeprefix(FUNCTION))].tolist()
-                where = f"the rewards of {source.removeprefix(FUNCTION)!r}"
+                function = source.removeprefix(FUNCTION)
+                given = rewards[:, functions.index(function)].tolist()
+                where = f"the rewards of {function!r}"
                 fix = "return a number for every completion, in place of None or NaN"
-                found[ATTRIBUTE + name] = numbers_of_rows(attribute, given, used, where, fix)
             else:
-                what = f"the attribute '{name}'"
-                given = column_of(rows, source, what, attribute_option(name))
-                if is_per_token(self.hierarchy, attribute):
-                    tokens = of_tokens(given, there, source, what)
+                given = column_of(rows, source, of, attribute_option(name))
+                if per_token:
+                    tokens, where = of_tokens(given, there, source, of), f"{source!r}"
                     fix = "let the rollout function return a finite number for every token"
-                    found[ATTRIBUTE + name] = numbers_of_tokens(attribute, tokens, unmasked, f"{source!r}", fix)
-                else:
-                    where = f"the column {source!r}"
-                    found[ATTRIBUTE + name] = numbers_of_rows(attribute, given, used, where, FIX)
+            found[ATTRIBUTE + name] = (
+                numbers_of_tokens(attribute, tokens, unmasked, where, fix)
+                if per_token
+                else numbers_of_rows(attribute, given, used, where, fix)
+            )
         for name, field in self.policies.items():
             if isinstance(field, str):
                 what = f"the log-probs of '{name}'"
