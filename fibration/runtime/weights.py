@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import Input, Matrix, part
-from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
@@ -65,8 +64,5 @@ def weights_of(hierarchy: Hierarchy, index: Index, inputs: Mapping[Input | Matri
 def read_of_tokens(hierarchy: Hierarchy) -> Program:
     """The program that computes the weights and conditions of tokens."""
     base = lower(hierarchy)
-
-    def is_read(key: Key) -> bool:
-        return key.word == KEPT or key.word.startswith(WEIGHT)
-
-    return optimise(from_log_probs(replace(base, outputs={k: v for k, v in base.outputs.items() if is_read(k)})))
+    read = {k: v for k, v in base.outputs.items() if k.word == KEPT or k.word.startswith(WEIGHT)}
+    return optimise(from_log_probs(replace(base, outputs=read)))

@@ -152,7 +152,9 @@ class Encoder:
                 (per_row if by_row else per_token)[name] = codes
         per_row[self.rows], names[self.rows] = self._row_names(row_labels)
         if self.h.rows in self.h.strata and not self.spread:
-            self._check_rows()
+            over = self.places.rows_over(self.rows)
+            if not over.all():
+                raise nothing_over(self.h, int(self.places.row_numbers[np.argmin(over)]))
         for stratum in (*reversed(self.h.order), *self.h.groups):  # finer strata first: mappings start from them
             if isinstance(labels.get(stratum.name), Mapping):
                 codes, names[stratum.name], by_row = self._translate(stratum, labels[stratum.name], found)
@@ -330,12 +332,6 @@ class Encoder:
                 remedy=f"if they are pieces of one {self.rows}, order their tokens: pass positions=",
             )
         return codes, names
-
-    def _check_rows(self) -> None:
-        """Every row must have a token over it, because the rows are a stratum of the hierarchy."""
-        over = self.places.rows_over(self.rows)
-        if not over.all():
-            raise nothing_over(self.h, int(self.places.row_numbers[np.argmin(over)]))
 
     # ------------------------------------------------------------ labels of labels
 

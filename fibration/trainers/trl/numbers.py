@@ -163,10 +163,6 @@ class RowNumbers:
 
     # ------------------------------------------------------------ when rows are sampled
 
-    @property
-    def reads_entropy(self) -> bool:
-        return ENTROPY in self.sources.values()
-
     def log_probs(self, score: Callable[[Any], Tensor]) -> dict[str, Tensor]:
         """Log-probs `[b, T]` of a generation by every further model. `score`: those of a model."""
         return {POLICY + name: score(model) for name, model in self.policies.items() if isinstance(model, nn.Module)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
-from fibration.trainers.trl.numbers import Numbers, RowNumbers
+from fibration.trainers.trl.numbers import ENTROPY, Numbers, RowNumbers
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels, check_model, noise_of
 from fibration.trainers.trl.step import OLD, Live, Row, ScoringTrainer, Step, shuffled, unmasked, window_given
 from fibration.trainers.window import Window, check_metrics, named, warned
@@ -158,8 +157,15 @@ class FibrationGRPOTrainer(ScoringTrainer):
         self._fibration_steps = 0  # the number of steps begun
         self._fibration_warned = False
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
-        with self._with_reference(given.get("args")):
+        config: Any = given.get("args")
+        asks = REFERENCE in self.operator.hierarchy.policies
+        if asks:  # TRL makes a reference model if `beta` is not 0; `_loss` sets `beta` to 0
+            config.beta = 1.0
+        try:
             super().__init__(*args, **kwargs)
+        finally:
+            if asks:
+                config.beta = 0.0
         check_model(self)
         self.row_numbers.check_functions(self.reward_func_names)
         self.row_numbers.prepare(self)
@@ -169,18 +175,6 @@ class FibrationGRPOTrainer(ScoringTrainer):
         if self.accelerator.is_main_process:
             dead_rows.log(readers)
         self._fibration_scales: dict[int, Scale] = {}  # by the number of micro-batches in a step
-
-    @contextmanager
-    def _with_reference(self, config: Any) -> Iterator[None]:
-        """Let TRL make a reference model, which it does if `beta` is not 0; `_loss` sets `beta` to 0."""
-        asks = REFERENCE in self.operator.hierarchy.policies
-        if asks:
-            config.beta = 1.0
-        try:
-            yield
-        finally:
-            if asks:
-                config.beta = 0.0
 
     def _readers_of_all_rows(self) -> Iterator[str]:
         """Reasons to train on rows without a gradient of the policy loss."""
@@ -226,7 +220,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
         hierarchy, at_once = self.operator.hierarchy, self.args.per_device_train_batch_size
         lacks_old = hierarchy.advantages is not None and "old" in hierarchy.policies and output.get(OLD) is None
         entropies = None
-        if lacks_old or self.row_numbers.reads_entropy:  # the current weights sampled
+        if lacks_old or ENTROPY in self.row_numbers.sources.values():  # the current weights sampled
             log_probs, entropies = self._scores(self.model, output, at_once)
             output |= {OLD: log_probs} if lacks_old else {}
         output |= self.row_numbers.log_probs(lambda model: self._scores(model, output, at_once, entropy=False)[0])
