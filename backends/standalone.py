@@ -15,6 +15,15 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
 
+# What a caller of a module has to know of arguments and results.
+NOTES = """\
+- Padded tensors [B, T]: pass x[mask] of each, and as `cu_seqlens` 0 and the sums of the rows' lengths so far.
+- Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
+- Other results are sums over elements: divide them by the numbers. But `peak_...` are maxima, and `ratio_max` and
+  `ratio_min` the largest and the smallest gated ratio.
+- A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. Do not use
+  the results then: the objective is NaN, and so are the results of such tokens."""
+
 
 @dataclass(frozen=True)
 class Export:

@@ -83,9 +83,9 @@ class Artifact:
 
 NAMES = """\
 names of values, of a level X and a channel (_plus, _minus)
-  s_X         the mean of the tokens' density over an element of X
+  s_X         the density of an element of X by its mass: a mean over tokens, where the formulas above have sums
   residual_X  what is left of it without the means of coarser levels
-  gated_X     what the gate of X makes of that
+  gated_X     what the gate of X makes of that, by the mass too
   down_X      the sum of what the gates of X and of coarser levels make
   d_...       the derivative of J by a value"""
 

@@ -25,7 +25,7 @@ NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-mar
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro that is 1 if the argument is None
 PASSED = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}
-VECTOR = 64  # bytes of all lanes, for storage.h
+VECTOR = 64  # bytes of all lanes, for the part of fibration.h that reads and stores
 _loaded = {}
 
 

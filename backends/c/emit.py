@@ -127,8 +127,9 @@ class _Function(Sweeps):
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
-            self.line(0, f"   {a.name:<{width}}  {a.note}")
-        self.lines[-1] += " */"
+            more = "; NaN if they have it already" if a.kind == "fill" else ""
+            self.line(0, f"   {a.name:<{width}}  {a.note.replace('None if', 'NULL if')}{more}")
+        self.line(0, f"   {'threads':<{width}}  of OpenMP, if the file is compiled with it */")
         given = ", ".join([*map(declared, self.arguments), "int threads"])
         self.line(0, f"void {self.name}({given})\n{{")
         for stratum, nodes in itertools.groupby(self.slots, lambda n: n.stratum):

@@ -8,7 +8,7 @@ from fibration.backends import calling
 from fibration.backends.c import calling as c_calling
 from fibration.backends.c.calling import SHARED
 from fibration.backends.c.emit import shared
-from fibration.backends.standalone import Export, example, further, joined, written
+from fibration.backends.standalone import NOTES, Export, example, further, joined, written
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
@@ -22,10 +22,7 @@ Parameters are float64, as one number or one per element:
 
 {example}
 
-- Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
-- Other results are sums over elements, but `peak_...`, `ratio_max` and `ratio_min`: divide them by the numbers.
-- A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. Do not use
-  the results then: the objective is NaN, and so are the results of such tokens.
+{notes}
 {further}"""
 
 import sys
@@ -72,5 +69,6 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
         functions=written(plans),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
         example=example(plans, "objective(", " " * 4),
+        notes=NOTES,
         further=further(plans),
     )

@@ -7,7 +7,7 @@
 #ifndef REAL /* the dtype of computations on tokens: f32, or f64 if an input is f64 */
 #define REAL f32
 #endif
-#ifndef RESULT /* the dtype of results: f32, f64, bf16 or f16. The inputs below have their own dtypes */
+#ifndef RESULT /* the dtype of results: f32, f64, bf16 or f16. Inputs have dtypes of their own */
 #define RESULT f32
 #endif
 #ifndef PER_ROW /* 1: advantages have one number per row of the batch. 0: one per token */

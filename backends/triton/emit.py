@@ -30,11 +30,12 @@ SKELETON = '''\
 {header}
 """How to call these functions, without the library that wrote them.
 
-Every function takes keywords, which are listed here: contiguous tensors on one CUDA or ROCm device. Masked places
-of the flattened tensors are not tokens; the layout arguments say where the tokens are. A vector named `..._of` is
-float64, with one number per element of the stratum in brackets; `[batch]` is one number. `n_...` is the number of
-elements of a stratum, and `..._stride` 0 if one number serves all elements, else 1. Layouts and parents are int64.
-Arguments with "None if" in their note may be None. No call reads from the device: a CUDA graph can record it.
+Every function takes keywords, which are listed here: contiguous tensors on one CUDA or ROCm device. It fills the
+results and the workspace. Masked places of the flattened tensors are not tokens; the layout arguments say where the
+tokens are. A vector named `..._of` is float64, with one number per element of the stratum in brackets; `[batch]` is
+one number. `n_...` is the number of elements of a stratum, and `..._stride` 0 if one number serves all elements, else
+1. Layouts and parents are int64. Arguments with "None if" in their note may be None. No call reads from the device: a
+CUDA graph can record it.
 
 {arguments}
 """
@@ -113,7 +114,8 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
 def alone(source: str) -> str:
     """The module for use without this library: it imports a file beside it, whose text is `shared`."""
     own = f"import torch\nimport triton\nimport triton.language as tl\n\nfrom {SHARED} import ("
-    return source.replace(own, BESIDE)
+    begin = '"""How to call these functions, without the library that wrote them'
+    return source.replace(own, BESIDE).replace(f"{begin}.", f"{begin}: with `run`, at the end of this file.", 1)
 
 
 def shared() -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 
-from fibration.backends.standalone import Export, example, further, written
+from fibration.backends.standalone import NOTES, Export, example, further, written
 from fibration.backends.triton.aot import compile_all, requests
 from fibration.backends.triton.emit import ALONE, alone, launched, shared
 from fibration.backends.triton.kernels import kernels
@@ -32,10 +33,7 @@ def run(function, *, dtype=None, shape=None, **given):
 
 {example}
 
-    - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
-    - Other results are sums over elements, but `peak_...`, `ratio_max` and `ratio_min`: divide them by the numbers.
-    - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. The
-      objective is NaN then, and so are the results of such tokens: do not use the others.
+{notes}
 {further}    """
     about = FUNCTIONS[function]
     given = checked(function, about, given)
@@ -52,7 +50,9 @@ def export(
     own = computing(plans)
     functions = written(plans, {k: launched(plan, kernels(plans, k)) for k, plan in plans.items()})
     called = example(plans, 'run("objective", ', " " * 8)
-    module = alone(source) + CALLER.format(functions=functions, example=called, further=further(plans, "    "))
+    notes = textwrap.indent(NOTES, "    ")
+    caller = CALLER.format(functions=functions, example=called, notes=notes, further=further(plans, "    "))
+    module = alone(source) + caller
     file = f"{name}_triton.py"
     files: dict[str, str | bytes] = {file: module, f"{ALONE}.py": shared()}
     resources: list[Mapping[str, str | int]] = []

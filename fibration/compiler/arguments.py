@@ -169,7 +169,7 @@ class _Arguments:
             self.add(f"{self.program.called[key]}_out", "result", (key,), "result, per token")
         if results:
             self.add("places", "places", (), "the number of places of a token tensor")
-            self.add("fill", "fill", (), "the value of masked places of a result; NaN if they have it already")
+            self.add("fill", "fill", (), "the value of masked places of a result")
         self.add("work", "work", (), "float64 workspace: see below")
         return Signature(tuple(self.found.values()), self.layouts)
 

@@ -34,6 +34,7 @@ from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import closed_value
 
+MINUS = scalar("neg", arg(0))
 FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 
@@ -101,6 +102,11 @@ def tidy(node: Node) -> Node:
     for o in node.inputs:
         table.append(const(o.value) if isinstance(o, Const) else arg(operands.setdefault(o, len(operands))))
     body = simplify(with_arguments(node.body, table))
+    for x in [x for x in operands if isinstance(x, Map) and x.body is MINUS]:  # even functions of both channels are one
+        of = operands.setdefault(x.inputs[0], len(operands))
+        places = [scalar("neg", arg(of)) if i == operands[x] else arg(i) for i in range(len(operands))]
+        without = simplify(with_arguments(body, places))
+        body = without if size(without) <= size(body) else body
     used = sorted(arguments(body))
     if not used:
         return Const(closed_value(body), node.stratum)
@@ -117,10 +123,10 @@ def _positive(node: Node, leaves: Collection[str]) -> Node:
     x = node.operand if isinstance(node, Push) and node.reduce == "sum" and node.source in leaves else None
     if not isinstance(node, Push) or not isinstance(x, Map):
         return node
-    minus, inputs = scalar("neg", arg(0)), dict.fromkeys(x.inputs)
+    inputs = dict.fromkeys(x.inputs)
 
     def of(s: Scalar) -> Scalar | None:
-        if s.op == "arg" and isinstance(y := x.inputs[int(s.value or 0)], Map) and y.body is minus:
+        if s.op == "arg" and isinstance(y := x.inputs[int(s.value or 0)], Map) and y.body is MINUS:
             inputs[y.inputs[0]] = None
             return arg(list(inputs).index(y.inputs[0]))
         if s.op != "select":
@@ -129,7 +135,7 @@ def _positive(node: Node, leaves: Collection[str]) -> Node:
         return None if a is None or b is None else scalar("select", s.args[0], a, b)
 
     body = of(x.body)
-    return node if body is None else Map(minus, (replace(node, operand=tidy(Map(body, tuple(inputs)))),))
+    return node if body is None else Map(MINUS, (replace(node, operand=tidy(Map(body, tuple(inputs)))),))
 
 
 def _is_zero(node: Node) -> bool:

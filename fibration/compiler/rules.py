@@ -99,6 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule(mul(X, ONE), X),
     Rule(mul(MINUS_ONE, X), neg(X)),
     Rule(mul(X, MINUS_ONE), neg(X)),
+    Rule(mul(neg(X), neg(Y)), mul(X, Y)),
     Rule(mul(div(X, Y), Y), X, ROUNDED),  # arises from weighted means of means
     Rule(mul(select(C, X, ZERO), Y), _into_branches(select(C, X, ZERO), Y), DEFINED),
     Rule(mul(select(C, ZERO, X), Y), _into_branches(select(C, ZERO, X), Y), DEFINED),

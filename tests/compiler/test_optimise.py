@@ -103,6 +103,7 @@ def _everything(body, u, v):
         (scalar("div", arg(0), const(1)), arg(0)),
         (scalar("mul", const(-1), arg(0)), scalar("neg", arg(0))),
         (scalar("neg", scalar("neg", arg(0))), arg(0)),
+        (scalar("mul", scalar("neg", arg(0)), scalar("neg", arg(1))), scalar("mul", arg(0), arg(1))),
         (scalar("neg", scalar("sub", arg(0), arg(1))), scalar("sub", arg(1), arg(0))),
         (scalar("add", arg(0), scalar("neg", arg(1))), scalar("sub", arg(0), arg(1))),
         (scalar("sub", arg(0), scalar("neg", arg(1))), scalar("add", arg(0), arg(1))),
@@ -174,7 +175,7 @@ def test_sums_of_constants_become_counts():
 
 def test_fusing_leaves_named_and_shared_values_alone():
     shared = Map(scalar("exp", arg(0)), (x,))
-    once = Map(scalar("neg", arg(0)), (y,))
+    once = Map(scalar("log", arg(0)), (y,))
     out = Map(scalar("mul", scalar("add", arg(0), arg(1)), arg(0)), (shared, once))
     other = Map(scalar("log", arg(0)), (shared,))
     p = optimise(program(out=out, other=other))
@@ -182,6 +183,13 @@ def test_fusing_leaves_named_and_shared_values_alone():
     assert once not in set(p.nodes())
     named = optimise(Program("p", ("fine",), {Key("out"): out}, {once: Key("kept")}))
     assert once in set(named.nodes())
+
+
+def test_even_functions_of_a_value_and_of_its_opposite_are_one():
+    square, opposite = scalar("mul", arg(0), arg(0)), Map(scalar("neg", arg(0)), (x,))
+    p = optimise(program(one=Map(square, (x,)), other=Map(square, (opposite,)), odd=Map(scalar("exp", arg(0)), (opposite,))))
+    assert p.outputs[Key("one")] is p.outputs[Key("other")]
+    assert opposite not in p.outputs[Key("one")].inputs and set(p.outputs[Key("odd")].inputs) <= {x, opposite}
 
 
 def test_ordered_sums_of_0_or_with_discount_0_are_0():
