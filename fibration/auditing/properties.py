@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fibration.auditing.batch import UNDER, Batch, Floats, Padding, drawn, on_policy, probe, small, steps
+from fibration.auditing.batch import UNDER, Batch, Floats, Padding, Row, drawn, on_policy, probe, small, steps
 from fibration.auditing.formula import Untraced, free
 from fibration.auditing.function import Found, Function
 from fibration.auditing.record import Traced
@@ -282,18 +282,23 @@ def first_update(f: Function) -> Finding | None:
         text = "the function standardises advantages over the rows of each call: each micro-batch has its own mean"
         return Finding("first_update", "note", text)
 
+    def differs(b: Batch, rows: Iterable[Row], times: float = 1.0) -> bool:
+        once, changed = (f.evaluate(x).coefficients for x in (b, replace(b, rows=tuple(rows))))
+        return not is_close(times * once, changed, float(np.abs(once).max(initial=0)))
+
+    def moves(b: Batch) -> bool:
+        b = b.on_policy()
+        return differs(b, (r.mapped(lambda v: tuple(1.3 * x - 0.1 for x in v)) for r in b.rows))
+
     def bends(b: Batch) -> bool:
         b = b.on_policy()
-        once = f.evaluate(b).coefficients
-        many = (replace(b, rows=tuple(replace(r, advantage=k * r.advantage) for r in b.rows)) for k in (2.0, -1.0))
-        other = replace(b, rows=tuple(r.mapped(lambda v: tuple(1.3 * x - 0.1 for x in v)) for r in b.rows))
-        twice, back, moved = (f.evaluate(c).coefficients for c in (*many, other))
-        scale = float(np.abs(once).max(initial=0))
-        return not (is_close(2 * once, twice, scale) and is_close(-once, back, scale) and is_close(once, moved, scale))
+        return any(differs(b, [replace(r, advantage=k * r.advantage) for r in b.rows], k) for k in (2.0, -1.0))
 
+    said = "at ratio 1 the gradient is not μ·A"
+    if at := first_failure(f, moves, on_policy()):
+        return Finding("first_update", "fails", f"{said}: it moves with log π itself. Is a weight not detached?", at)
     if at := first_failure(f, bends, on_policy()):
-        text = "at ratio 1 the gradient is not μ·A: it bends with the advantages, or moves with the log-probs"
-        return Finding("first_update", "fails", text, at)
+        return Finding("first_update", "fails", f"{said}: it is not proportional to the advantages", at)
     return Finding("first_update", "holds", "at ratio 1 the gradient is that of the policy: μ·A")
 
 
@@ -302,11 +307,13 @@ def sign(f: Function) -> Finding | None:
     if not f.reads_advantages or f.whitens:  # whitened ones may have another sign
         return None
 
-    def against(b: Batch) -> bool:
-        return bool((f.evaluate(b.on_policy()).coefficients * b.advantages < -1e-12).any())
+    def pushes(b: Batch) -> Floats:
+        return np.asarray(f.evaluate(b.on_policy()).coefficients * b.advantages)
 
-    if at := first_failure(f, against, on_policy()):
-        return Finding("sign", "fails", "at ratio 1 a token is pushed against its advantage: the loss is −J, or J?", at)
+    if at := first_failure(f, lambda b: bool((pushes(b) < -1e-12).any()), on_policy()):
+        every = first_failure(f, lambda b: bool((pushes(b) > 1e-12).any()), on_policy()) is None
+        text = f"at ratio 1 a token is pushed against its advantage{': the loss is −J, or J?' * every}"
+        return Finding("sign", "fails", text, at)
     return Finding("sign", "holds", "at ratio 1 every token is pushed with its advantage")
 
 

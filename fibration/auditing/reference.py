@@ -22,11 +22,16 @@ from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, HierarchyIndexError
+from fibration.language.atoms import Parameter
+from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.statistics import Aggregate
+from fibration.language.traversal import rewrite
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 
 ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs"}  # of a policy
+EPSILON = "epsilon_std"
 LABELLED = {"prompt_group"}  # strata whose labels are `group_ids`
 MEANING: dict[str, Callable[..., Any]] = {
     "add": f.add, "sub": f.sub, "mul": f.mul, "div": f.div, "neg": f.neg, "lt": f.less, "and": f.both, "or": f.either,
@@ -174,6 +179,21 @@ def _body(body: Scalar, inputs: tuple[Any, ...]) -> Any:
     return of(body)
 
 
+def _with_epsilon(h: Hierarchy) -> Hierarchy:
+    """What advantages add to a standard deviation, as a parameter: trainers add 1e-4, 1e-6 or 1e-8."""
+
+    def of(e: Expression) -> Expression:
+        if isinstance(e, Apply) and e.operator == "+" and isinstance(added := e.arguments[1], Number):
+            spread = e.arguments[0]
+            if isinstance(spread, Aggregate) and spread.kind == "deviation":
+                return spread + Parameter(EPSILON, default=float(added.value))
+        return e
+
+    if h.advantages is None or EPSILON in h.parameters:
+        return h
+    return h.replace(advantages=rewrite(h.advantages, of))
+
+
 @dataclass(frozen=True)
 class Reference:
     """A hierarchy as a loss. `from_rewards`: its advantages are made of rewards, and not given."""
@@ -184,7 +204,7 @@ class Reference:
 
     @classmethod
     def of(cls, h: Hierarchy, function: Function) -> Reference:
-        return cls(h, function.reads_rewards, function.per_token)
+        return cls(_with_epsilon(h), function.reads_rewards, function.per_token)
 
     @property
     def lacks_a_number(self) -> bool:

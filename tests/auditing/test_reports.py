@@ -72,6 +72,17 @@ def whitened(correction, epsilon, values=per_token):
     return Function(loss, "loss")
 
 
+@pytest.mark.parametrize(
+    ("of", "what"), [(lambda w, lp, a: w.exp() * lp * a, "detached"), (lambda w, lp, a: w.exp() * a - 0.01 * lp, "proportional")]
+)
+def test_what_keeps_the_first_update_from_the_advantages_is_named(of, what):
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return token_mean(-of(log_probs - old_log_probs, log_probs, advantages[:, None]), mask)
+
+    f = Function(loss, "loss")
+    assert what in properties.first_update(f).text and "−J, or J" not in properties.sign(f).text
+
+
 @pytest.mark.parametrize("correction", [0, 1])
 def test_whitened_advantages_are_not_accused(correction):
     f = whitened(correction, 1e-8)
