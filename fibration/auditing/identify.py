@@ -40,6 +40,7 @@ Slot = tuple[str, str]  # a parameter and its channel, or ''
 Draw = Callable[[Batch, int, Sequence[float]], "Sample"]  # of a function: points of a batch beside bounds
 SAME_VALUE = 1e-5
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
+FAR = 2, 10  # of how many tokens one differs at a loss that is not near: at a common one, and at another
 UNUSUAL = 10  # times a declared number, or its tenth: a loss with such a parameter is not named as the nearest
 NEAREST = 8  # losses that are searched on all shapes: those that come nearest on one
 
@@ -304,8 +305,8 @@ class Likeness:
 
     `factor`: by what its gradient is multiplied. `differing`: on how many of `batches` a coefficient differs then.
     `strength`: whether equality is proved for all numbers, on rows of the lengths of `shape`, or was seen on the
-    batches; '' if they differ. `is_far`: whether more than half of the coefficients differ, by more than a
-    factor of their batch. `same_value`: whether the loss has the same value on all batches. `unseen`: parameters that
+    batches; '' if they differ. `is_far`: whether so many coefficients differ, by more than a factor of their batch,
+    that it is not named. `same_value`: whether the loss has the same value on all batches. `unseen`: parameters that
     decide nothing here, such as a bound beyond all ratios: their values are not the function's. `batch`: the smallest
     found on which they differ; None if there is none.
     """
@@ -404,7 +405,8 @@ class Compared:
         differing = max(len(apart), int(search.least[0] > 0 and bool(search.samples)))  # or at points alone
         counts = len(taken), differing, same and factor == 1
         at = next((b for b, f, _ in taken if b in apart or (factor != 1 and f.coefficients.any())), None)
-        made = Likeness(reference, parameters, *counts, factor, (), 2 * close < tokens, search.unseen(), at)
+        is_far = (tokens - close) * FAR[reference.hierarchy.name not in COMMON] > tokens
+        made = Likeness(reference, parameters, *counts, factor, (), is_far, search.unseen(), at)
         return made if differing else replace(made, shape=self._proved(made))
 
     def _proved(self, x: Likeness) -> tuple[int, ...]:
