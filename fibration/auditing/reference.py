@@ -22,15 +22,16 @@ from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, HierarchyIndexError
-from fibration.language.atoms import Parameter
+from fibration.language.atoms import Parameter, reward
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import rewrite
+from fibration.language.traversal import atoms, rewrite
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 
-ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs"}  # of a policy
+# of a policy
+ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs", "teacher": "teacher_log_probs"}
 EPSILON = "epsilon_std"
 LABELLED = {"prompt_group"}  # strata whose labels are `group_ids`
 MEANING: dict[str, Callable[..., Any]] = {
@@ -56,7 +57,8 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
             return Lack(f"log-probs of the policy '{policy}'", argument)
     if h.advantages is None and not function.reads_advantages:
         return Lack("advantages", "advantages")
-    if h.advantages is not None and not function.reads_rewards and not (h.penalties and function.reads_advantages):
+    makes = function.reads_rewards or _makes_advantages(h, function)
+    if h.advantages is not None and not makes and not (h.penalties and function.reads_advantages):
         return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name
     # groups of a loss that declares advantages are those of its rewards
     strata = (*h.strata, *h.groups) if function.reads_rewards or h.advantages is None else h.strata
@@ -69,6 +71,11 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
     if h.attributes:
         return Lack(f"the attribute '{next(iter(h.attributes))}'")
     return None
+
+
+def _makes_advantages(h: Hierarchy, function: Function) -> bool:
+    """Whether a loss makes advantages of log-probs alone, and a function is given none."""
+    return h.advantages is not None and not function.reads_advantages and reward not in atoms(h.advantages)
 
 
 @functools.lru_cache(128)
@@ -204,7 +211,7 @@ class Reference:
 
     @classmethod
     def of(cls, h: Hierarchy, function: Function) -> Reference:
-        return cls(_with_epsilon(h), function.reads_rewards, function.per_token)
+        return cls(_with_epsilon(h), function.reads_rewards or _makes_advantages(h, function), function.per_token)
 
     @property
     def lacks_a_number(self) -> bool:

@@ -33,8 +33,6 @@ LABELS = {
     "fiberpo_turns": "the turn of tokens",
     "gdpo": "two rewards per row",
     "hierarchical_grpo": "the domain of rows",
-    "opd": "log-probs of a teacher",
-    "opd_reward": "log-probs of a teacher",
     "ppo_gae": "values of a critic, and rewards per token",
     "remax": "the reward of the greedy answer",
 }
@@ -80,7 +78,7 @@ def _rows(log_probs, old_log_probs, mask, advantages=None, rollout_log_probs=Non
     return Rows(log_probs, log_probs.detach(), old_log_probs, rollout, a[:, None].expand_as(log_probs), mask.bool())
 
 
-def _scored(rows, rewards=None, group_ids=None, reference=None, values=None, greedy=None, domain=None):
+def _scored(rows, rewards=None, group_ids=None, reference=None, values=None, greedy=None, domain=None, teacher=None):
     some = torch.zeros(len(rows.mask), dtype=rows.log_prob.dtype) if rewards is None else rewards
     groups = tuple(range(len(rows.mask))) if group_ids is None else tuple(group_ids.tolist())
     return Scored(
@@ -89,7 +87,7 @@ def _scored(rows, rewards=None, group_ids=None, reference=None, values=None, gre
         rewards=some[:, None].expand_as(rows.mask),
         values=torch.zeros_like(rows.log_prob) if values is None else values,
         greedy=torch.zeros_like(some) if greedy is None else greedy,
-        teacher=rows.old,
+        teacher=rows.old if teacher is None else teacher,
         entropy=torch.zeros_like(rows.log_prob),
         prompt_group=groups,
         domain=groups if domain is None else domain,
@@ -132,6 +130,15 @@ def _of_rewards(name: str, given: Mapping[str, Any], hidden: bool) -> Loss:
     def plain(log_probs, old_log_probs, rewards, mask, group_ids):
         return with_reference(log_probs, old_log_probs, old_log_probs, rewards, mask, group_ids)
 
+    def with_teacher(log_probs, old_log_probs, teacher_log_probs, rewards, mask, group_ids):
+        rows = _rows(log_probs, old_log_probs, mask)
+        return -formula(_scored(rows, rewards, group_ids, teacher=_aligned(teacher_log_probs, mask)), given)[0]
+
+    def of_teacher(log_probs, old_log_probs, teacher_log_probs, mask):
+        return with_teacher(log_probs, old_log_probs, teacher_log_probs, None, mask, None)
+
+    if "teacher" in policies:
+        return of_teacher if name == "opd" else with_teacher
     return with_reference if "reference" in policies else plain
 
 
