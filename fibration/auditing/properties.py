@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -258,20 +259,35 @@ def engine(f: Function) -> Finding | None:
 
 # ------------------------------------------------------------ what tells losses apart
 
-PLACES = "places of the padded batch, rows × width"
 EXCHANGED = "k3 with the policy and the reference exchanged"
-ROWS = "its share of the rows"
+# What μ may be a product of: numbers of the batch, of the token's row, and of its prompt group.
+COUNTS = ("rows", "tokens", "width of the padded batch", "prompt groups", "the row's tokens", "the group's tokens",
+          "the group's rows")  # fmt: skip
+OF_BATCH = 4  # so many are of the batch
 SUM = "the sum over all tokens"
-# What μ is, of rows, tokens, the longest row and the token's row; and by what a micro-batch's loss is then multiplied.
-NORMALISERS: dict[str, tuple[Callable[[float, float, float, float], float], str]] = {
-    "the mean over all tokens": (lambda r, t, w, n: 1 / t, "its share of the tokens"),
-    "the mean over rows of each row's mean": (lambda r, t, w, n: 1 / (r * n), ROWS),
-    "the sum of each row, averaged over rows": (lambda r, t, w, n: 1 / r, ROWS),
-    SUM: (lambda r, t, w, n: 1.0, "nothing"),
-    "each row's mean, summed": (lambda r, t, w, n: 1 / n, "nothing"),
-    f"{SUM} ÷ all {PLACES}": (lambda r, t, w, n: 1 / (r * w), f"its share of the {PLACES}"),
-    f"{SUM} ÷ the width of the padded batch": (lambda r, t, w, n: 1 / w, "its width ÷ that of the batch"),
+# What such a product is called, by the exponents.
+NORMALISERS: dict[tuple[int, ...], str] = {
+    (0, -1, 0, 0, 0, 0, 0): "the mean over all tokens",
+    (-1, 0, 0, 0, -1, 0, 0): "the mean over rows of each row's mean",
+    (-1, 0, 0, 0, 0, 0, 0): "the sum of each row, averaged over rows",
+    (0, 0, 0, 0, 0, 0, 0): SUM,
+    (0, 0, 0, 0, -1, 0, 0): "each row's mean, summed",
+    (-1, 0, -1, 0, 0, 0, 0): f"{SUM} ÷ all places of the padded batch, rows × width",
+    (0, 0, -1, 0, 0, 0, 0): f"{SUM} ÷ the width of the padded batch",
+    (0, 0, 0, -1, 0, -1, 0): "the mean over prompt groups of the mean over their tokens",
+    (0, 0, 0, -1, -1, 0, -1): "the mean over prompt groups of the mean over their rows of each row's mean",
 }
+
+
+def _share(exponents: tuple[int, ...]) -> str:
+    """By what the loss of a micro-batch is multiplied, so that the losses add up to the batch's."""
+    if exponents[:OF_BATCH] == (-1, 0, -1, 0):
+        return "its share of the places of the padded batch, rows × width"
+    shares = [f"its share of the {what}" if e < 0 else f"the batch's {what} ÷ its own"
+              for what, e in zip(COUNTS, exponents[:OF_BATCH], strict=False) if e]  # fmt: skip
+    return (
+        " and ".join(shares).replace("share of the width of the padded batch", "width ÷ that of the batch") or "nothing"
+    )
 
 
 def first_update(f: Function) -> Finding | None:
@@ -321,16 +337,6 @@ def normaliser(f: Function) -> Finding | None:
     """What the loss divides by, and by what the loss of each micro-batch is multiplied."""
     if not f.reads_advantages or (first := first_update(f)) is None or first.status != "holds":
         return None  # then there is no μ
-    seen: list[tuple[float, ...]] = []
-    for b in on_policy():
-        mu, lengths = f.evaluate(b).coefficients / b.advantages, np.repeat(b.lengths, b.lengths)
-        seen += [(m, len(b.rows), b.tokens, max(b.lengths), n) for m, n in zip(mu, lengths, strict=True)]
-    for words, (shape, share) in NORMALISERS.items():
-        k = np.array([m / shape(*counts) for m, *counts in seen])
-        if np.abs(k - k[0]).max() <= MU * abs(k[0]):
-            is_one = abs(k[0] - 1) < MU
-            text = f"μ is {words}{'' if is_one else f' × {k[0]:.6g}'}; multiply the loss of a micro-batch by {share}"
-            return Finding("normaliser", "holds" if is_one else "fails", text, None if is_one else on_policy()[0])
 
     def uneven(b: Batch) -> bool:
         if not b.advantages.all():
@@ -338,6 +344,30 @@ def normaliser(f: Function) -> Finding | None:
         mu = f.evaluate(b).coefficients / b.advantages
         sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
         return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, sums / np.array(b.lengths)))
+
+    found: list[float] = []
+    counts: list[tuple[int, ...]] = []
+    for b in on_policy():
+        found += (f.evaluate(b).coefficients / b.advantages).tolist()
+        rows = [(row.group, n) for row, n in zip(b.rows, b.lengths, strict=True)]
+        of_batch = len(rows), b.tokens, max(b.lengths), len({g for g, _ in rows})
+        for group, n in rows:
+            alike = [k for g, k in rows if g == group]
+            counts += [(*of_batch, n, sum(alike), len(alike))] * n
+    mu = np.array(found)
+    read = [(0, -1, 1) if "group_ids" in f.roles or "group" not in what else (0,) for what in COUNTS]
+    products = set(itertools.product(*read))
+    others = sorted(products - NORMALISERS.keys(), key=lambda e: sum(map(abs, e)))
+    for e in (*(e for e in NORMALISERS if e in products), *others):
+        k = mu / np.prod(np.array(counts, float) ** e, axis=1)
+        if np.abs(k - k[0]).max() > MU * abs(k[0]) or (abs(k[0] - 1) >= MU and e not in NORMALISERS):
+            continue
+        times, over = ([what for what, n in zip(COUNTS, e, strict=True) if n == sign] for sign in (1, -1))
+        words = NORMALISERS.get(e, " ÷ ".join([" × ".join([SUM, *times]), *over]))
+        is_one, is_right = abs(k[0] - 1) < MU, e in NORMALISERS or any(e[OF_BATCH + 1 :])
+        text = f"μ is {words}{'' if is_one else f' × {k[0]:.6g}'}; multiply the loss of a micro-batch by {_share(e)}"
+        at = None if is_one and is_right else on_policy()[0] if not is_one else first_failure(f, uneven, on_policy())
+        return Finding("normaliser", "fails" if at else "holds" if e in NORMALISERS else "note", text, at)
 
     at = first_failure(f, uneven, on_policy())
     text = ": neither rows nor tokens weigh the same" if at else ""

@@ -83,6 +83,28 @@ def test_what_keeps_the_first_update_from_the_advantages_is_named(of, what):
     assert what in properties.first_update(f).text and "−J, or J" not in properties.sign(f).text
 
 
+def of_prompts(log_probs, old_log_probs, advantages, mask, group_ids):
+    values = per_token(log_probs, old_log_probs, advantages) * mask
+    each = [values[group_ids == g].sum() / mask[group_ids == g].sum() for g in group_ids.unique()]
+    return torch.stack(each).mean()
+
+
+def times_rows(log_probs, old_log_probs, advantages, mask):
+    return right(log_probs, old_log_probs, advantages, mask) * len(mask)
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "words"),
+    [
+        (of_prompts, "holds", "the mean over prompt groups of the mean over their tokens; multiply the loss of a micro-batch by its share of the prompt groups"),
+        (times_rows, "note", "the sum over all tokens × rows ÷ tokens; multiply the loss of a micro-batch by the batch's rows ÷ its own and its share of the tokens"),
+    ],
+)  # fmt: skip
+def test_a_normaliser_is_any_product_of_counts(function, status, words):
+    found = properties.normaliser(Function(function, "f"))
+    assert (found.status, found.text) == (status, f"μ is {words}")
+
+
 @pytest.mark.parametrize("correction", [0, 1])
 def test_whitened_advantages_are_not_accused(correction):
     f = whitened(correction, 1e-8)
