@@ -156,21 +156,6 @@ def test_the_gradient_of_the_loss_is_that_of_the_coefficients(dtype):
         assert (aux == coefficients.astype(now.dtype)).all()
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", ["grpo", "fiberpo_domain", "gmpo"])
-def test_near_ratio_one_the_coefficients_are_those_of_the_policy_gradient(name):
-    c = drawn(spec(name), F64, 0)
-    batch = c.batch
-    for size in (0.0, 1e-9):
-        x = size * np.cos(np.arange(batch.tokens))
-        c = replace(c, batch=batch.with_x(x), old=np.full(batch.tokens, -1.0))
-        layout = c.layout(TORCH, "padded")
-        _, found, _ = jax_call(c, layout, "padded")
-        lengths = np.array(batch.lengths)[batch.row]
-        mu = 1 / (np.count_nonzero(batch.lengths) * lengths)
-        assert found == pytest.approx(mu * batch.advantages, rel=1e-6 if size else 1e-14)
-
-
 def test_long_sums_have_few_roundings_in_float32():
     """A row's mean log ratio decides what `gspo` clips. One after the other, 2^14 numbers have thousands of roundings."""
     import jax
