@@ -24,10 +24,12 @@ def averaged(op, shares, dtype, step):
 
 
 def shares_of(dtype, ranks, pieces):
-    """Each rank's micro-batches. Of few ranks, each has some of every prompt group."""
+    """Each rank's micro-batches. Of few ranks, each has some of every prompt group; of many, two have nothing."""
     batch = example_loops.off_policy(dtype)[1]
+    if ranks > 6:
+        return [mine.split(pieces) for mine in (*batch.split(ranks - 2), batch.take(()), batch.take(()))]
     shares = batch.split(ranks)
-    assert ranks > 6 or all(set(mine.prompt_group) == set(batch.prompt_group) for mine in shares)
+    assert all(set(mine.prompt_group) == set(batch.prompt_group) for mine in shares)
     return [mine.split(pieces) for mine in shares]
 
 
@@ -43,13 +45,12 @@ def right(op, model, pieces, group, weights=None):
         (-(c * model(piece))).sum().mul(index.gradient_scale).backward()
 
 
-SPLITS = [(n, k, dtype) for n, k in ((1, 1), (1, 12), (2, 3), (3, 4), (5, 2)) for dtype in (F64, F32)] + [(60, 1, F64)]
+SPLITS = [(n, k, dtype) for n, k in ((1, 1), (1, 12), (2, 3), (3, 4), (5, 2)) for dtype in (F64, F32)] + [(9, 1, F64)]
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("ranks", "pieces", "dtype"), SPLITS, ids=str)
 def test_gradients_are_those_of_the_whole_batch(ranks, pieces, dtype):
-    """Of sixty ranks twelve have nothing, and the others one trajectory."""
     found = averaged(operator(), shares_of(dtype, ranks, pieces), dtype, right)
     assert distance(found, wanted(dtype)) <= EXACT[dtype]
 
