@@ -232,6 +232,22 @@ def test_what_is_not_finite_makes_the_objective_nan(what):
     assert lost[row, place] and not np.delete(np.asarray(lost), row, 0).any()
 
 
+@functools.cache
+def labels_check():
+    import jax
+
+    m = shipped_module("grpo")
+
+    @jax.jit
+    def is_sound(segments, group, domain):
+        labels = {"group": (group, 2, "trajectory"), "domain": (domain, 2, "trajectory")}
+        at = m.Layout("token", "trajectory", (4,), None, segments, 3, labels)
+        at.fibre("group", "domain")
+        return at.result(1.0, "batch", "float32"), at.result(1.0, "token", "float32")
+
+    return is_sound
+
+
 @pytest.mark.parametrize(
     ("what", "change"),
     {
@@ -244,19 +260,8 @@ def test_what_is_not_finite_makes_the_objective_nan(what):
     }.items(),
 )  # fmt: skip
 def test_labels_that_break_a_rule_are_noticed(what, change):
-    import jax
-
-    m = shipped_module("grpo")
-
-    @jax.jit
-    def is_sound(segments, group, domain):
-        labels = {"group": (group, 2, "trajectory"), "domain": (domain, 2, "trajectory")}
-        at = m.Layout("token", "trajectory", (4,), None, segments, 3, labels)
-        at.fibre("group", "domain")
-        return at.result(1.0, "batch", "float32"), at.result(1.0, "token", "float32")
-
     good = {"segments": [0, 1, -1, 2], "group": [0, 0, 1], "domain": [1, 1, 0]}
-    value, tokens = is_sound(**{k: np.array(v) for k, v in {**good, **change}.items()})
+    value, tokens = labels_check()(**{k: np.array(v) for k, v in {**good, **change}.items()})
     sound = what == "nothing"
     assert np.isnan(value) != sound and np.isnan(tokens).all() != sound
     assert not sound or tokens.tolist() == [1, 1, 0, 1]

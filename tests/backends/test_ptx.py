@@ -20,7 +20,7 @@ from ptx.fault import Fault
 from ptx.schedules import OnDevice, scheduled
 from rank_batches import part, whole_rows
 from support import OF_EVERY_KIND, Batch, _operator, packed, spec, trajectory
-from thorough import ALL, some
+from thorough import ALL
 from thread_ranks import ThreadGroup, on_ranks
 
 from fibration import (
@@ -241,31 +241,3 @@ PLANTED = {
 def test_the_emulator_finds_each_planted_mistake(emitter, edit, words):
     with pytest.raises(Fault, match=words):
         objective(emitter, edit)
-
-
-@pytest.mark.skipif(not ALL, reason="runs a call for every barrier")
-def test_removing_any_barrier_is_a_race(emitter):
-    """But for one of two with nothing between them that others see: without both, there is a race."""
-    texts: list[str] = []
-    objective(emitter, lambda text: texts.append(text) or text)
-    for text in texts:
-        count = text.count("bar.sync")
-        alone = {i: races(emitter, text, i) for i in some(range(count), 2)}
-        for i in [i for i in alone if not alone[i]]:
-            assert any(races(emitter, text, j, j) for j in (i - 1, i) if 0 <= j < count - 1), i
-        assert 4 * sum(alone.values()) > 3 * len(alone) or not count
-
-
-def races(emitter: Emitter, text: str, *barriers: int) -> bool:
-    """Whether a kernel without some of its barriers has a race."""
-
-    def edit(other: str) -> str:
-        for i in barriers if other == text else ():
-            other = without("bar.sync", i)(other)
-        return other
-
-    try:
-        objective(emitter, edit)
-    except Fault as fault:
-        return "nothing orders them" in str(fault)
-    return False
