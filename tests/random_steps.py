@@ -55,10 +55,10 @@ class Step:
         self.policies = {p: self.old + self.layout.tensor(generator.normal(size=n) * 0.3) for p in frozen}
         self.advantages = torch.from_numpy(generator.normal(size=rows))
 
-    def coefficients(self, new=None):
+    def coefficients(self, new=None, **more):
         return self.op.coefficients(
             self.new if new is None else new, self.old, self.advantages, self.index, self.parameters,
-            policies=self.policies,
+            policies=self.policies, **more,
         )  # fmt: skip
 
     def freeze(self):

@@ -127,25 +127,6 @@ def test_blocks_have_segments_without_tokens(both):
     assert (expected[1][~mask] == 1).all()
 
 
-@pytest.mark.parametrize("per_row", [True, False])
-def test_threads_do_not_change_a_bit_of_blocks(per_row):
-    op, rows = operator(spec("gspo"), backend="c"), 9000
-    torch.manual_seed(0)
-    index = op.index(offsets=torch.arange(rows + 1) * 3)
-    x, advantages = torch.randn(3 * rows), torch.randn(rows)
-    advantages = advantages if per_row else advantages.repeat_interleave(3)
-    before, seen = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            result = op.coefficients(x, torch.zeros_like(x), advantages, index)
-            seen.append((result.values, result.objective))
-    finally:
-        torch.set_num_threads(before)
-    for values, objective in seen[1:]:
-        assert torch.equal(values, seen[0][0]) and torch.equal(objective, seen[0][1])
-
-
 def test_advantages_of_packed_rows_of_one_token_are_those_of_their_rows():
     op, rows = operator(spec("gspo"), backend="c"), ROWS + 1
     torch.manual_seed(0)

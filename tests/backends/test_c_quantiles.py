@@ -6,7 +6,6 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -170,22 +169,18 @@ def test_threads_that_share_many_values_find_the_same(order: str, select) -> Non
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("n", "order"), [
-    *((30_000, order) for order in ORDERS if order != "worst for samples"), *((2**20, order) for order in ("random", "organ pipe", "two values"))
+    *((3000 if order == "worst for samples" else 30_000, order) for order in ORDERS), *((2**20, order) for order in ("random", "organ pipe", "two values"))
 ])  # fmt: skip
 def test_the_work_is_linear_for_every_order(n: int, order: str, select) -> None:
-    """Counted in visits of values: at most 80 passes over all of them, and few where values are spread out."""
+    """Counted in visits of values: at most 80 passes over all of them, and few where values are spread out.
+
+    Where samples never help, the search bisects.
+    """
     x = ORDERS[order](n)
     for level in (0.05, 0.5, 0.95):
         found, steps = select(x, level)
         assert same(found, interpolated(x, level))
         assert steps <= (6 if order in SPREAD else 80) * n, (level, steps / n)
-
-
-def test_samples_that_never_help_give_way_to_bisection(select) -> None:
-    x = worst_for_samples(3000)
-    found, steps = select(x, 0.5)
-    assert same(found, interpolated(x, 0.5))
-    assert steps <= 80 * len(x)
 
 
 def places_of_nan(n: int) -> Iterator[Vector]:
@@ -207,18 +202,3 @@ def test_a_nan_anywhere_makes_the_quantile_nan(n: int, select) -> None:
 
 def test_of_no_values_it_is_zero(select) -> None:
     assert select(np.empty(0), 0.5)[0] == 0
-
-
-def test_between_two_values_it_lies_between_them(select) -> None:
-    """Fractions tell how far the interpolation may be off: by roundings of the gap."""
-    g = np.random.default_rng(3)
-    for n in (2, 5, 40, 1000):
-        x = g.normal(size=n) * 2.0 ** g.integers(-30, 30, n)
-        values = sorted(x.tolist())
-        for level in g.random(20):
-            found, _ = select(x, level)
-            place = Fraction(float(level)) * (n - 1)
-            k = min(int(float(level) * (n - 1)), n - 2)
-            a, b = Fraction(values[k]), Fraction(values[k + 1])
-            assert a <= Fraction(found) <= b
-            assert abs(Fraction(found) - (a + (b - a) * (place - k))) <= (b - a) * Fraction(n, 2**50) + abs(b) / 2**51

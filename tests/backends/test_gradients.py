@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from oracles.definition import exact
 from oracles.interpreter import Interpreter, central
 from support import (
-    SPECS,
     Batch,
     cases,
     coefficients,
@@ -92,12 +91,6 @@ def clear_of_breakpoints(hierarchy, scale, start=0, tokens=(3, 1, 4, 2)):
     raise AssertionError("no such batch")
 
 
-def test_the_registry_knows_the_public_gates():
-    assert {"aggregate_gate", "clip_gate", "pessimistic_clip_gate", "dual_clip_gate", "identity_gate", "zero_gate"} <= {
-        t.partition("(")[0] for t in GATES
-    }
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("level", ["trajectory", "token"])
@@ -140,44 +133,6 @@ def test_every_gates_backward_pass_is_its_transposed_jacobian(text, level, coord
         )  # nothing under the mask
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("scale", [0.02, 0.15, 0.6])
-def test_coefficients_of_shipped_losses_equal_finite_differences(name, scale):
-    hierarchy, op = spec(name), operator(spec(name))
-    for start in (0, 300):
-        batch = clear_of_breakpoints(hierarchy, scale, start, tokens=(3, 1, 4, 2, 5, 2))
-        oracle = Interpreter.of(hierarchy, batch)
-        for layout in (packed(op, batch), padded(op, batch)):
-            values, _ = coefficients(op, layout, batch)
-            assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_backward_passes_of_shipped_gates_equal_their_jacobians(name):
-    hierarchy, op = spec(name), operator(spec(name))
-    batch = clear_of_breakpoints(hierarchy, 0.2, tokens=(3, 1, 4, 2))
-    layout = packed(op, batch)
-    jacobian = central(Interpreter.of(hierarchy, batch).ratio, batch.x).T
-    x = layout.tensor(batch.x).requires_grad_()
-    gated = op.gate(x, layout.index, advantages=layout.tensor(batch.advantages))
-    rows = [torch.autograd.grad(gated[i], x, retain_graph=True)[0].numpy() for i in range(batch.tokens)]
-    assert np.array(rows) == pytest.approx(jacobian, rel=1e-6, abs=1e-8)
-
-
-def test_torchs_gradcheck_passes():
-    """torch's own checker, on FiberPO away from its breakpoints."""
-    op = operator(spec("fiberpo"))
-    batch = clear_of_breakpoints(spec("fiberpo"), 0.2)
-    layout = packed(op, batch)
-    x = layout.tensor(batch.x).requires_grad_()
-    assert torch.autograd.gradcheck(lambda v: op.gate(v, layout.index), (x,), eps=1e-6, atol=1e-8)
-    old, a = torch.zeros_like(x).detach(), layout.tensor(batch.advantages)
-    assert torch.autograd.gradcheck(
-        lambda v: op.loss(v, old, a, layout.index, metrics=False).loss, (x,), eps=1e-6, atol=1e-8
-    )
-
-
 @pytest.mark.thorough
 @settings(max_examples=120 if ALL else 60)
 @given(case=cases(), seed=st.integers(0, 9))
@@ -191,20 +146,6 @@ def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
     values, _ = coefficients(op, packed(op, batch), batch)
     size = np.abs(values) @ np.abs(direction)
     assert values @ direction == pytest.approx(truth.slope, rel=1e-10, abs=1e-12 * max(size, 1))
-
-
-@pytest.mark.thorough
-@settings(max_examples=60 if ALL else 30)
-@given(case=cases(), seed=st.integers(0, 9))
-def test_coefficients_of_random_hierarchies_equal_finite_differences(case, seed):
-    hierarchy, batch = case
-    shift = np.random.default_rng(seed).uniform(0.001, 0.01, size=batch.tokens)
-    batch = batch.with_x(batch.x + shift)
-    assume(exact(hierarchy, batch).margin > 1e-3)
-    op = operator(hierarchy)
-    values, _ = coefficients(op, packed(op, batch), batch)
-    size = max(1.0, np.abs(values).max())
-    assert values == pytest.approx(Interpreter.of(hierarchy, batch).difference(1e-5), rel=1e-5, abs=1e-7 * size)
 
 
 @pytest.mark.thorough
@@ -378,18 +319,6 @@ def test_fiberpo_has_the_inner_derivative_at_its_breakpoints():
     assert narrow.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("text", [t for t in GATES if "C" in t or "bound" in t])
-def test_odd_gates_are_odd(text):
-    gate = example_gate(text, "trajectory")
-    op = operator(scalar_gate(gate))
-    x = torch.linspace(-0.4, 0.4, 81, dtype=torch.float64)
-    index = op.index(offsets=list(range(82)))
-    gated = op.gate(x, index).log()
-    assert torch.equal(gated, -op.gate(-x, index).log()) or torch.allclose(
-        gated, -op.gate(-x, index).log(), rtol=0, atol=1e-15
-    )
-
-
 def test_negative_aggregates_are_gated_like_positive_ones():
     """Residuals of aggregates may be negative, so g_agg is odd: the lower trajectory of a group rolls back as the upper."""
     op = operator(spec("fiberpo_domain"))
@@ -401,29 +330,6 @@ def test_negative_aggregates_are_gated_like_positive_ones():
     gated = op.gate(x, index, values).log()
     back = 0.1 - 2 * (0.125 - 0.1)
     assert gated.tolist() == pytest.approx([0.375 + back] * 2 + [0.375 - back] * 2, rel=1e-13)
-
-
-def test_gradients_of_the_loss_are_minus_the_coefficients():
-    for name in SPECS:
-        op = operator(spec(name))
-        batch = spread_batch(scale=0.2, per_row=True)
-        layout = padded(op, batch)
-        now = layout.tensor(batch.x - 2).requires_grad_()
-        old, a = layout.tensor(np.full(batch.tokens, -2.0)), layout.tensor(batch.advantages)
-        loss = op.loss(now, old, a, layout.index).loss
-        loss.backward()
-        result = op.coefficients(now, old, a, layout.index)
-        assert torch.equal(now.grad, -result.values)
-        assert torch.equal(loss.detach(), -result.objective)
-
-
-def test_metrics_do_not_change_the_gradient():
-    for name in SPECS:
-        op = operator(spec(name))
-        batch = replace(spread_batch(scale=0.2, per_row=True))
-        a, b = (coefficients(op, packed(op, batch), batch, metrics=m) for m in (True, False))
-        assert a[0].tolist() == b[0].tolist()
-        assert a[1] == b[1]
 
 
 @pytest.mark.sampled

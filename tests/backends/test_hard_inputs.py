@@ -303,27 +303,16 @@ def test_the_gated_ratio_of_fiberpo_stays_within_its_bounds():
 
 
 @pytest.mark.sampled
-def test_negative_zero_is_zero(operator):
-    for name in SPECS:
-        op = operator(spec(name))
-        batch = spread_batch(per_row=True)
-        x = batch.x.copy()
-        x[::2] = 0.0
-        layout = packed(op, batch)
-        a = coefficients(op, layout, batch.with_x(x))
-        x[::2] = -0.0
-        b = coefficients(op, layout, batch.with_x(x))
-        assert a[0].tolist() == b[0].tolist()
-        assert a[1] == b[1]
-
-
-def test_advantages_of_0_give_coefficients_of_0(operator):
-    for name in SPECS:
-        op = operator(spec(name))
-        batch = replace(spread_batch(), advantages=np.zeros(17))
-        values, objective = coefficients(op, packed(op, batch), batch)
-        assert values.tolist() == [0.0] * 17
-        assert objective == 0
+@pytest.mark.parametrize("name", SPECS)
+def test_zeros_of_either_sign_are_zero(operator, name):
+    op, batch = operator(spec(name)), spread_batch(per_row=True)
+    layout, even = packed(op, batch), np.arange(batch.tokens) % 2 == 0
+    a, b = (coefficients(op, layout, batch.with_x(np.where(even, zero, batch.x))) for zero in (0.0, -0.0))
+    assert a[0].tolist() == b[0].tolist()
+    assert a[1] == b[1]
+    values, objective = coefficients(op, layout, replace(batch, advantages=np.zeros(17)))
+    assert values.tolist() == [0.0] * 17
+    assert objective == 0
 
 
 def test_huge_advantages_scale_the_coefficients(operator):
@@ -345,58 +334,6 @@ def a_batch(dtype=torch.float64, operator=operator):
     now = layout.tensor(batch.x - 1, dtype, under_mask=-1.0)
     old = layout.tensor(np.full(batch.tokens, -1.0), dtype, under_mask=-1.0)
     return op, layout, now, old, layout.tensor(batch.advantages, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_gradient_flows_through_a_model(dtype):
-    """log_softmax of logits, gathered: the chain rule with the coefficients as given."""
-    op, layout, now, old, a = a_batch(dtype)
-    torch.manual_seed(0)
-    logits = torch.randn(*layout.shape, 5, dtype=dtype, requires_grad=True)
-    action = torch.randint(5, layout.shape)
-    log_probs = torch.log_softmax(logits, -1).gather(-1, action[..., None])[..., 0]
-    before = log_probs.detach() - (now - old).detach()
-    loss = op.loss(log_probs, before, a, layout.index).loss
-    loss.backward()
-    assert logits.grad.dtype == dtype
-    c = op.coefficients(log_probs, before, a, layout.index).values
-    again = logits.detach().requires_grad_()
-    surrogate = torch.log_softmax(again, -1).gather(-1, action[..., None])[..., 0]
-    surrogate.backward(-c.to(dtype))
-    assert torch.equal(logits.grad, again.grad)
-    assert logits.grad.abs().sum() > 0
-
-
-def test_scaling_the_loss_scales_the_gradient():
-    op, layout, now, old, a = a_batch()
-    grads = []
-    for factor in (1.0, -0.5, 1024.0):
-        x = now.clone().requires_grad_()
-        (op.loss(x, old, a, layout.index).loss * factor).backward()
-        grads.append(x.grad / factor)
-    assert torch.equal(grads[0], grads[1])
-    assert torch.equal(grads[0], grads[2])
-
-
-def test_two_backward_passes_over_a_retained_graph_add_up():
-    op, layout, now, old, a = a_batch()
-    x = now.clone().requires_grad_()
-    loss = op.loss(x, old, a, layout.index).loss
-    loss.backward(retain_graph=True)
-    first = x.grad.clone()
-    loss.backward()
-    assert torch.equal(x.grad, 2 * first)
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-
-
-def test_losses_of_several_batches_add_up():
-    op, layout, now, old, a = a_batch()
-    x = now.clone().requires_grad_()
-    total = op.loss(x, old, a, layout.index).loss + 3 * op.loss(x, old, -a, layout.index, {"epsilon": 0.3}).loss
-    total.backward()
-    c = [op.coefficients(x, old, s * a, layout.index, p).values for s, p in ((1, {}), (-1, {"epsilon": 0.3}))]
-    assert x.grad.numpy() == pytest.approx((-c[0] - 3 * c[1]).numpy(), rel=1e-14)
 
 
 def test_a_call_under_no_grad_has_the_same_value():

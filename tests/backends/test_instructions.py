@@ -49,9 +49,8 @@ def test_the_page_has_the_numbers_of_the_table():
     assert shown == [[s["token"], s["row"], s["registers"]] for s in sweeps]
 
 
-@pytest.mark.parametrize(
-    ("name", "program"), [p if p[0] == "ppo" else pytest.param(*p, marks=pytest.mark.thorough) for p in PROGRAMS]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "program"), PROGRAMS)
 def test_a_sweep_takes_no_more_instructions_than_its_budget(name, program, tmp_path):
     table = json.loads(TABLE.read_text())
     if triton.__version__ != table["triton"]:

@@ -19,8 +19,8 @@ from ptx.emit import Emitter
 from ptx.fault import Fault
 from ptx.schedules import OnDevice, scheduled
 from rank_batches import part, whole_rows
-from support import OF_EVERY_KIND, Batch, _operator, compiled, packed, spec, trajectory
-from thorough import ALL, some
+from support import OF_EVERY_KIND, Batch, _operator, packed, spec, trajectory
+from thorough import ALL
 from thread_ranks import ThreadGroup, on_ranks
 
 from fibration import (
@@ -48,18 +48,6 @@ def drawn(name: str, dtype: torch.dtype, direct: bool = False) -> Case:
     h = spec(name)
     batch = batch_of_every_regime() if name in ("fiberpo_domain", "ppo") else batch_for(h, OF_EVERY_KIND.index(name))
     return case(h, batch, dtype, OF_EVERY_KIND.index(name), direct)
-
-
-def test_the_batches_have_elements_of_every_regime():
-    """What the cases of fiberpo_domain go through: each level passes, rolls back and zeroes some of its elements."""
-    given = drawn("fiberpo_domain", F32)
-    op = compiled(given.hierarchy, "torch")
-    layout = packed(op, given.batch)
-    metrics = op.coefficients(*given.tensors(layout), layout.index).metrics
-    for s in ("domain", "prompt_group", "trajectory"):
-        for regime in ("passed", "rolled_back", "zeroed"):
-            assert sum(float(metrics[f"{s}/{sign}/{regime}"]) for sign in "+-") > 0, (s, regime)
-    assert 0 < float(metrics["token/clipped"]) < 1
 
 
 PROGRAMS = ("objective", "evaluate", "gate")  # the last with its adjoint and the levels
@@ -253,31 +241,3 @@ PLANTED = {
 def test_the_emulator_finds_each_planted_mistake(emitter, edit, words):
     with pytest.raises(Fault, match=words):
         objective(emitter, edit)
-
-
-@pytest.mark.skipif(not ALL, reason="runs a call for every barrier")
-def test_removing_any_barrier_is_a_race(emitter):
-    """But for one of two with nothing between them that others see: without both, there is a race."""
-    texts: list[str] = []
-    objective(emitter, lambda text: texts.append(text) or text)
-    for text in texts:
-        count = text.count("bar.sync")
-        alone = {i: races(emitter, text, i) for i in some(range(count), 2)}
-        for i in [i for i in alone if not alone[i]]:
-            assert any(races(emitter, text, j, j) for j in (i - 1, i) if 0 <= j < count - 1), i
-        assert 4 * sum(alone.values()) > 3 * len(alone) or not count
-
-
-def races(emitter: Emitter, text: str, *barriers: int) -> bool:
-    """Whether a kernel without some of its barriers has a race."""
-
-    def edit(other: str) -> str:
-        for i in barriers if other == text else ():
-            other = without("bar.sync", i)(other)
-        return other
-
-    try:
-        objective(emitter, edit)
-    except Fault as fault:
-        return "nothing orders them" in str(fault)
-    return False

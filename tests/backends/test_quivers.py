@@ -130,23 +130,6 @@ def test_random_quivers_match_dense_matrices(seed, backend):
     holds_random(backend, partial(random_case, seed, MIX[seed % len(MIX)]), seed)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("seed", some(range(0, COUNT, 5), 3))
-def test_jacobians_equal_dense_matrices(seed):
-    """Row by row from the backward of `gate`, where the test above looks at one product with it."""
-    c = random_case(seed, F64, True, True)
-    layout = c.layout(TORCH, "padded")
-    x, _, advantages = c.tensors(layout)
-    x = x.requires_grad_()
-    op = TORCH.operator(c.hierarchy)
-    gated = op.gate(x, layout.index, c.batch.parameters, advantages=advantages)
-    for i, slot in enumerate(layout.slots):
-        (row,) = torch.autograd.grad(gated.reshape(-1)[slot], x, retain_graph=True)
-        cotangent = np.eye(c.batch.tokens)[i]
-        expected = c.truth(layout, TORCH).run("gate_adjoint", cotangent=cotangent)["log_ratio_gradient"]
-        expected.check(layout.read(row), F64, f"row {i}")
-
-
 # ---------------------------------------------------------------- laws, in numbers
 
 SHAPES = [(k, False) for k in KINDS] + [(k, True) for k in PROJECTED]

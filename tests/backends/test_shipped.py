@@ -20,7 +20,7 @@ from thorough import ALL, some
 LAYOUTS = [(kind, dtype) for dtype in DTYPES for kind in ("padded", "packed")]
 USUAL = "padded", F32
 OTHERS = [x for x in LAYOUTS if x != USUAL]
-# Programs of the same statements as another's, or that `test_triton.py` holds in three layouts.
+# Programs of the same statements as another's, or that `test_triton.py` holds too.
 LIKE_OTHERS = ("dapo", "dr_grpo", "fiberpo_domain", "fiberpo_inward_clip", "fiberpo_turns", "grpo")
 
 

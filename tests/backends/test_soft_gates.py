@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
 from hierarchies.builders import T, epsilon, one, token, trajectory, two
 from oracles.backend_cases import BACKENDS_HERE, F32, F64, Backend, Case, case, holds_gate, holds_training
-from oracles.interpreter import central
 from support import spread_batch
 from thorough import ALL
 
@@ -101,19 +99,3 @@ BUILT = [  # where building takes time, one precision each
 def test_soft_gates_match_the_interpreter(name: str, scale: str, dtype: object, backend: Backend) -> None:
     holds_training(backend, soft_case(name, scale, dtype, False), "padded")
     holds_gate(backend, soft_case(name, scale, dtype, True), "packed")
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("backend", [b for b in BACKENDS_HERE if ALL or not b.slow], ids=str)
-@pytest.mark.parametrize("scale", ["near 0", "bent"])
-@pytest.mark.parametrize("name", HIERARCHIES)
-def test_coefficients_of_soft_gates_equal_finite_differences(name: str, scale: str, backend: Backend) -> None:
-    c = soft_case(name, scale, F64, True)
-    op, layout = backend.operator(c.hierarchy), c.layout(backend, "packed")
-    a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))
-
-    def objective(x: np.ndarray) -> float:
-        return float(op.coefficients(layout.tensor(x), zero, a, layout.index, metrics=False).objective)
-
-    found = layout.read(op.coefficients(layout.tensor(c.batch.x), zero, a, layout.index, metrics=False).values)
-    assert found == pytest.approx(central(objective, c.batch.x, 1e-5), rel=1e-6, abs=1e-7 * np.abs(found).max())

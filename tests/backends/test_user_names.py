@@ -42,7 +42,7 @@ def loss(parameters: list[str], stratum: str, policy: str) -> Hierarchy:
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
-@pytest.mark.parametrize(("stratum", "policy"), [("SHORT", "OLD"), ("first", "DTYPE_old")])
+@pytest.mark.parametrize(("stratum", "policy"), [("SHORT", "OLD"), pytest.param("first", "DTYPE_old", marks=pytest.mark.thorough)])
 def test_names_of_c_and_python_are_no_names_of_values(stratum: str, policy: str) -> None:
     names = [*MACROS.split(), *WORDS.split()]
     x = torch.tensor([-0.5, -0.6, -0.7], dtype=torch.float64)

@@ -130,6 +130,7 @@ def noting(calls, module):
     return lambda *given: calls.append(module) or plain(*given)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "chunk"), [("grpo", 3), ("gspo", 4), ("real", 1000)])

@@ -47,11 +47,6 @@ class Backend:
     def __str__(self) -> str:
         return self.name if self.device == "cpu" else f"{self.name}-{self.device}"
 
-    @property
-    def keeps_bits(self) -> bool:
-        """Whether padded and packed batches give the same bits, beyond the same numbers up to rounding."""
-        return self.name == "torch"
-
     def operator(self, hierarchy: Hierarchy) -> Operator:
         return operator(hierarchy, self.name)
 

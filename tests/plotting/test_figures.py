@@ -190,24 +190,6 @@ def by_hand(r: list[float], eps: float, plus: float, minus: float, k: float) -> 
     return clipped, name[min(past), max(past)]
 
 
-@pytest.mark.parametrize(
-    ("r", "clipped", "name"),
-    [
-        ([1.0, 1.0, 1.0], 0, "G-I"),
-        ([1.01, 0.99, 1.0], 0, "G-I"),
-        ([1.05, 0.975, 0.975], 1, "G-I"),  # u = 2/3·0.0488 for the first, |0.0253 − 2/3·0.0253| for the others
-        ([1.3, 1.0, 0.7], 3, "G-II,r"),
-        ([1.4, 1.0, 0.6], 3, "G-II"),
-        ([1.65, 1.0, 0.35], 3, "G-III,r"),
-        ([2.5, 0.25, 0.25], 3, "G-III"),
-    ],
-)
-def test_regimes_at_chosen_points_equal_the_closed_form(r: list[float], clipped: int, name: str) -> None:
-    seen = points(variant(), [r], **caption(variant().hierarchy, "regimes"))
-    assert by_hand(r, 0.025, 0.15, 0.09, 3) == (clipped, name)
-    assert (seen.clipped().tolist(), seen.joint("trajectory")) == ([clipped], [name])
-
-
 def points(op: Operator, ratios: object, advantage: float = 1.0, **values: object) -> regimes.Window:
     """The map's worlds of these ratios."""
     worlds = sample(op, np.log(ratios), advantage, values)
@@ -382,24 +364,6 @@ def test_simulated_rows_of_a_figure_are_independent() -> None:
     assert apart(compiled("fiberpo_domain"))
     d, t = Drift(compiled(whole), {}), np.array([0.2, 0.9])
     np.testing.assert_array_equal(d.at(t).ratio, [d.at(one).ratio[0] for one in t])
-
-
-def test_levels_below_the_rows_and_attributes_are_drawn() -> None:
-    weight = fibration.Attribute("weight", on=token)
-    turns = Hierarchy(
-        name="turns",
-        fibrations=[
-            Fibration(token, turn, kernel=fibration.proportional(fibration.total(weight))),
-            Fibration(turn, trajectory, uniform()),
-        ],
-        gates={trajectory: aggregate_gate(budget, rollback=T), turn: fibration.zero_gate(), token: identity_gate()},
-        decomposition=log_ratio(),
-        objective=fibration.trajectory_mean(),
-        gives_up={"first_order": "a test", "gradient": "a test"},
-    )
-    op = compiled(turns)
-    inside(make(op, "gates", {}))
-    np.testing.assert_allclose(Drift(op, {}).total(np.array([0.0])), 0, atol=1e-15)
 
 
 # ---------------------------------------------------------------- trees and quivers

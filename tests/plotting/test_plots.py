@@ -26,7 +26,7 @@ from fibration.cli import findings
 from fibration.cli.main import app
 from fibration.compiler.interpret import interpret
 from fibration.errors import HierarchyIndexError
-from fibration.plotting.canvas import DPI, INK, character, save
+from fibration.plotting.canvas import DPI, INK, character
 from fibration.plotting.drifts import colours, net
 from fibration.plotting.drifts import drift as drift_of
 from fibration.plotting.gate_curve import sections
@@ -473,11 +473,3 @@ def test_a_character_is_no_wider_than_assumed(size: float) -> None:
     FigureCanvasAgg(figure).draw()
     width = drawn.get_window_extent().width / DPI / 100
     assert width <= character(size) <= 1.1 * width
-
-
-@pytest.mark.thorough
-def test_pictures_are_the_same_every_time(batch: Gated, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        save(ratios(batch), tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]

@@ -37,25 +37,6 @@ def test_the_last_block_sees_the_stores_of_the_others(seed):
     ]
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"order": "relaxed"}, "loads global memory that another thread stores"),
-        ({"order": "release"}, "loads global memory that another thread stores"),
-        ({"order": "acquire"}, "loads global memory that another thread stores"),
-        ({"before": ""}, "loads global memory that another thread stores"),  # only the first thread's are released
-        ({"after": ""}, "loads shared memory that another thread stores"),
-    ],
-    ids=str,
-)
-def test_the_last_program_needs_a_release_and_an_acquire(change, words, seed):
-    """Whatever the order of the blocks: what is found is that nothing orders two accesses, not that it went wrong."""
-    with pytest.raises(Fault, match=words):
-        run(ARRIVE.format(**{**GOOD, **change}), blocks=3, given=COUNTER, seed=seed)
-
-
 TOLD = """
 	shl.b32 	%r3, %r2, 5;
 	add.s32 	%r4, %r3, %r1;

@@ -5,22 +5,6 @@ import pytest
 from ptx.fault import Fault
 from ptx.handwritten_kernels import WAIT, run
 
-LOOP = """
-	mov.b32 	%r3, 0;
-	mov.b32 	%r4, 0;
-$L_loop:
-	add.s32 	%r4, %r4, %r1;
-	add.s32 	%r3, %r3, 1;
-	setp.lt.s32 	%p2, %r3, 5;
-	@%p2 bra 	$L_loop;
-	st.global.b32 [ %rd3 + 0 ], { %r4 };
-"""
-
-
-def test_a_loop_ends_with_the_right_value():
-    assert run(LOOP)[:64].tolist() == [5 * i for i in range(64)]
-
-
 PARTED = """
 	mov.b32 	%r4, 0;
 	and.b32 	%r3, %r1, 3;
@@ -39,25 +23,48 @@ $L_end:
 	st.global.b32 [ %rd3 + 0 ], { %r4 };
 """
 
+VECTORS = """
+	shl.b32 	%r3, %r1, 3;
+	st.shared.v2.b32 [ %r3 + 0 ], { %r1, %r3 };
+	bar.sync 	0;
+	xor.b32 	%r4, %r3, 8;
+	ld.shared.v2.b32 { %r5, %r6 }, [ %r4 + 0 ];
+	sub.s32 	%r6, %r6, %r5;
+	st.global.b32 [ %rd3 + 0 ], { %r6 };
+"""
+BYTES = """
+	add.s32 	%r3, %r1, 500;
+	cvt.u16.u32 	%rs1, %r3;
+	st.shared.b8 	[ %r1 + 0 ], %rs1;
+	bar.sync 	0;
+	xor.b32 	%r4, %r1, 1;
+	ld.shared.b8 	%rs2, [ %r4 + 0 ];
+	cvt.u32.u16 	%r5, %rs2;
+	st.global.b32 [ %rd3 + 0 ], { %r5 };
+"""
+STORE = "st.global.b32 [ %rd3 + 0 ], { %r3 };"
+LANES = range(64)
+FOUND = {  # a body, and what each thread stores
+    "threads that branch differently reconverge": (PARTED, [7, 10, 20, 30] * 16),
+    "a shuffle stays in its warp": (f"shfl.sync.bfly.b32 \t%r3, %r1, 16, 31, -1;\n\t{STORE}", [i ^ 16 for i in LANES]),
+    "a shuffle upwards keeps the first lanes": (
+        f"shfl.sync.up.b32 \t%r3, %r1, 4, 0, -1;\n\t{STORE}", [i - 4 * (i % 32 >= 4) for i in LANES],
+    ),
+    "a shuffle from one lane broadcasts": (f"shfl.sync.idx.b32 \t%r3, %r1, 5, 31, -1;\n\t{STORE}", [5] * 32 + [37] * 32),
+    "a parameter is widened with its sign": (
+        f"ld.param.s32 \t%rd5, [kernel_param_1];\n\tshr.s64 %rd5, %rd5, 40;\n\tcvt.u32.u64 %r3, %rd5;\n\t{STORE}", [2**32 - 1] * 64,
+    ),
+    "a conversion reads the lower bits of a wider register": (
+        f"mov.b64 %rd5, 21474836479;\n\tcvt.s64.s32 \t%rd5, %rd5;\n\tcvt.u32.u64 %r3, %rd5;\n\t{STORE}", [2**32 - 1] * 64,
+    ),
+    "vectors are loaded and stored in order": (VECTORS, [7 * (i ^ 1) for i in LANES]),
+    "bytes of wider registers are loaded and stored, between others": (BYTES, [((i ^ 1) + 500) % 256 for i in LANES]),
+}  # fmt: skip
 
-def test_threads_that_branch_differently_reconverge():
-    """A branch and a loop, of which each thread takes its own way; all wait for each other then."""
-    assert run(PARTED)[:64].tolist() == [7, 10, 20, 30] * 16
 
-
-def test_a_shuffle_stays_in_its_warp():
-    found = run("shfl.sync.bfly.b32 \t%r3, %r1, 16, 31, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
-    assert found[:64].tolist() == [i ^ 16 for i in range(64)]
-
-
-def test_a_shuffle_upwards_keeps_the_values_of_the_first_lanes():
-    found = run("shfl.sync.up.b32 \t%r3, %r1, 4, 0, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
-    assert found[:64].tolist() == [i - 4 * (i % 32 >= 4) for i in range(64)]
-
-
-def test_a_shuffle_from_one_lane_broadcasts():
-    found = run("shfl.sync.idx.b32 \t%r3, %r1, 5, 31, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
-    assert found[:64].tolist() == [5] * 32 + [37] * 32
+@pytest.mark.parametrize(("body", "wanted"), FOUND.values(), ids=FOUND)
+def test_a_body_stores_what_it_should(body, wanted):
+    assert run(body, more=[-7])[:64].tolist() == wanted
 
 
 def test_halves_of_a_register_are_compared_separately():
@@ -66,16 +73,6 @@ def test_halves_of_a_register_are_compared_separately():
     for predicate, wanted in (("%p1", 7), ("%p2", 9)):
         found = run(body.format(f"selp.b32 %r5, 7, 9, {predicate};\n\tst.global.b32 [ %rd3 + 0 ], {{ %r5 }};"))
         assert (found[:64] == wanted).all()
-
-
-def test_a_parameter_is_widened_with_its_sign():
-    body = "ld.param.s32 \t%rd5, [kernel_param_1];\n\tshr.s64 %rd5, %rd5, 40;\n\tcvt.u32.u64 %r5, %rd5;\n\tst.global.b32 [ %rd3 + 0 ], { %r5 };"
-    assert run(body, more=[-7])[0] == 2**32 - 1
-
-
-def test_a_conversion_reads_the_lower_bits_of_a_wider_register():
-    body = "mov.b64 %rd5, 21474836479;\n\tcvt.s64.s32 \t%rd5, %rd5;\n\tcvt.u32.u64 %r5, %rd5;\n\tst.global.b32 [ %rd3 + 0 ], { %r5 };"
-    assert run(body)[0] == 2**32 - 1
 
 
 def test_too_many_arguments_are_a_fault():
@@ -128,34 +125,6 @@ def test_addresses_outside_a_kernels_memory_are_faults(words, body):
 def test_a_null_pointer_is_a_fault():
     with pytest.raises(Fault, match="out of the bounds"):
         run("ld.param.b64 %rd5, [kernel_param_2];\n\tld.global.b32 { %r3 }, [ %rd5 + 0 ];")
-
-
-def test_vectors_are_loaded_and_stored_in_order():
-    body = """
-	shl.b32 	%r3, %r1, 3;
-	st.shared.v2.b32 [ %r3 + 0 ], { %r1, %r3 };
-	bar.sync 	0;
-	xor.b32 	%r4, %r3, 8;
-	ld.shared.v2.b32 { %r5, %r6 }, [ %r4 + 0 ];
-	sub.s32 	%r6, %r6, %r5;
-	st.global.b32 [ %rd3 + 0 ], { %r6 };
-"""
-    assert run(body)[:64].tolist() == [7 * (i ^ 1) for i in range(64)]
-
-
-def test_bytes_of_wider_registers_are_loaded_and_stored():
-    """Each between others, of registers that hold more."""
-    body = """
-	add.s32 	%r3, %r1, 500;
-	cvt.u16.u32 	%rs1, %r3;
-	st.shared.b8 	[ %r1 + 0 ], %rs1;
-	bar.sync 	0;
-	xor.b32 	%r4, %r1, 1;
-	ld.shared.b8 	%rs2, [ %r4 + 0 ];
-	cvt.u32.u16 	%r5, %rs2;
-	st.global.b32 [ %rd3 + 0 ], { %r5 };
-"""
-    assert run(body)[:64].tolist() == [((i ^ 1) + 500) % 256 for i in range(64)]
 
 
 MATRIX = """

@@ -101,13 +101,6 @@ def test_a_batch_survives_the_file(tmp_path: Path) -> None:
     assert_same(load_rollouts(str(path)), small())
 
 
-def test_only_log_probs_and_offsets_are_needed(tmp_path: Path) -> None:
-    batch = Rollouts(small().log_probs, small().old_log_probs, small().offsets)
-    batch.save(tmp_path / "batch")
-    assert_same(load_rollouts(tmp_path / "batch"), batch)
-    assert (batch.advantages, batch.rewards, batch.token_ids, dict(batch.labels)) == (None, None, None, {})
-
-
 def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
     batch = load_rollouts(write_first(tmp_path / "batch"))
     assert batch.labels["prompt_group"].each == ["sum/0", "sum/0", "sum/1", "rhyme/0"]

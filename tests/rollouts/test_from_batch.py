@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import uuid
@@ -242,12 +241,3 @@ def test_from_batch_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_every_slice_of_a_batch_is_the_batch_of_its_rows() -> None:
-    for rows in itertools.combinations(range(B), 3):
-        part = [list(rows)]
-        found = Rollouts.from_batch(*(padded(c)[part[0]] for c in (NEW, OLD)), PER_ROW[part[0]], mask=HOLES[part[0]])
-        kept = np.isin(np.repeat(np.arange(B), LENGTHS), rows)
-        np.testing.assert_array_equal(found.log_probs, NEW[kept])
-        np.testing.assert_array_equal(found.advantages, PER_ROW[[r for r in rows if LENGTHS[r]]])

@@ -8,7 +8,6 @@ import torch
 from oracles.issued_operations import counted
 from support import operator, padded, spec, spread_batch
 
-from fibration import BatchError
 from fibration.runtime import devices
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -101,15 +100,6 @@ def test_saved_tensor_hooks_change_nothing():
     value.backward(retain_graph=True)
     value.backward()
     assert torch.equal(x.grad, -2 * values)
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_a_second_derivative_is_an_error(scale):
-    loss, x, values = case()
-    (gradient,) = torch.autograd.grad(scale * loss(x), x, create_graph=True)
-    assert torch.equal(gradient, -scale * values)
-    with pytest.raises(BatchError, match="differentiated again"):
-        gradient.sum().backward()
 
 
 def test_without_torchs_flag_the_graph_is_treated_as_kept(monkeypatch):

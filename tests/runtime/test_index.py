@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support import SPECS, Stratum, coefficients, operator, packed, padded, spec, spread_batch, token, trajectory, turn
+from support import SPECS, coefficients, operator, packed, padded, spec, spread_batch, token, trajectory, turn
 
 import fibration
 from fibration import (
@@ -21,7 +21,6 @@ from fibration import (
     clip_gate,
     constant_normaliser,
     count,
-    density,
     identity_gate,
     log_ratio,
     proportional,
@@ -31,7 +30,6 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.language.atoms import BATCH
 
 
 def test_an_index_equals_one_written_by_hand():
@@ -203,38 +201,6 @@ def test_kernels_gates_and_objectives_read_attributes():
     assert op.gate(torch.tensor(x), with_gaps).tolist() == op.gate(torch.tensor(x), index).tolist()
 
 
-def test_a_root_named_batch_needs_no_labels():
-    root = Stratum(BATCH)
-    h = Hierarchy(
-        name="global_budget",
-        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, root, uniform())],
-        gates={root: clip_gate(0.125).per(count(trajectory)), trajectory: identity_gate(), token: identity_gate()},
-        decomposition=log_ratio(scale=1 / count(token, over=trajectory)),
-        objective=trajectory_mean(),
-    )
-    assert h.verify().ok
-    op = operator(h)
-    x = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
-    gated = op.gate(x, op.index(offsets=[0, 2, 3])).log()
-    assert gated.tolist() == pytest.approx((x - 0.5 + 0.125).tolist(), rel=1e-14)
-
-
-def test_a_gate_may_read_the_density_of_a_coarser_stratum():
-    """A token gate that reads how far its trajectory drifted, in extensive units."""
-    h = Hierarchy(
-        name="coupled",
-        fibrations=[Fibration(token, trajectory, uniform())],
-        gates={trajectory: identity_gate(), token: Gate(residual / (1 + density(trajectory) ** 2))},
-        decomposition=log_ratio(),
-        objective=trajectory_mean(),
-    )
-    op = operator(h)
-    x = np.array([1.0, 0.5, 0.25])
-    sums, means = np.array([1.5, 1.5, 0.25]), np.array([0.75, 0.75, 0.25])
-    gated = op.gate(torch.tensor(x), op.index(offsets=[0, 2, 3])).log()
-    assert gated.tolist() == pytest.approx((means + (x - means) / (1 + sums**2)).tolist(), rel=1e-14)
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("objective", "weights"),
@@ -274,16 +240,6 @@ def test_an_index_may_be_used_again():
     assert coefficients(op, layout, batch)[0].tolist() == first.tolist()
     other = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
     assert coefficients(other, layout, batch)[0].tolist() == first.tolist()
-
-
-@pytest.mark.parametrize(
-    "labels", ["ab", [1, "1"], [True, "True"], [(1, 2), (1, 3)], [0.5, 0.25], [frozenset("a"), frozenset("b")]]
-)
-def test_labels_that_differ_are_different_elements(labels):
-    op = operator(spec("fiberpo_domain"))
-    index = op.index(offsets=[0, 1, 2], prompt_group=list(labels), domain=["m", "m"])
-    assert index.size["prompt_group"] == 2
-    assert index.labels["prompt_group"] == tuple(labels)
 
 
 def by_definition(labels):

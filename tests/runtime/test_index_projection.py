@@ -18,11 +18,9 @@ from hierarchies.edges import (
     W,
     crossed,
     crossing,
-    domain,
     hierarchy,
     image,
     index,
-    modality,
     text,
 )
 from hypothesis import given, settings
@@ -31,7 +29,7 @@ from oracles.rationals import combined, inner, rank, solve
 from support import refuses
 
 import fibration.runtime.index.projection as projection_module
-from fibration import HierarchyIndexError, MarkovKernel, SpecError, balanced, count, proportional, total, uniform
+from fibration import HierarchyIndexError, MarkovKernel, SpecError, count, proportional, total, uniform
 from fibration.language.atoms import Stratum
 from fibration.runtime.index.mass_on_batch import Measure
 
@@ -124,17 +122,6 @@ def test_the_projection_of_two_crossed_strata_is_least_squares():
     refuses(
         HierarchyIndexError, lambda: plain.matrix("domain", "batch"), what="does not involve 'domain'", required="none"
     )
-
-
-def test_the_projection_of_a_balanced_batch_is_the_moebius_recursion():
-    h = crossed(orthogonalise="projection", assume=[balanced(domain, modality)])
-    i = crossing(h, {("m", "t"): 2, ("m", "i"): 4, ("c", "t"): 3, ("c", "i"): 6})
-    m = np.ones(15)
-    s = means(i, np.random.default_rng(1).normal(size=15), m)
-    rho = {u: sum(i.matrix(u, w).numpy() @ s[w] for w in i.projection.strata) for u in i.projection.strata}
-    np.testing.assert_allclose(rho["batch"], s["batch"], atol=1e-13)
-    for u in ("domain", "modality"):
-        np.testing.assert_allclose(rho[u], s[u] - s["batch"][0], atol=1e-13)
 
 
 def test_the_projection_of_experts_and_trajectories_is_least_squares():

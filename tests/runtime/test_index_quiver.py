@@ -13,7 +13,6 @@ from hierarchies.edges import (
     MASK,
     PROJECTED,
     TREE,
-    TURN,
     crossing,
     hierarchy,
     image,
@@ -116,21 +115,23 @@ def test_an_index_with_one_leaf_has_the_layout_of_its_tokens():
     assert i.layout("trajectory").positions is None
 
 
-def test_padded_and_packed_trees_have_the_same_index():
-    padded = tree()
-    keep = MASK.bool().reshape(-1)
-    offsets = [0, 3, 3, 6]
-    turns = [t for line in TURN for t in line]
-    packed = tree(
-        mask=None, offsets=offsets, image=IMAGE.reshape(-1)[keep], turn=[turns[p] for p in padded.positions.tolist()]
-    )
-    assert lists(packed.parents) == lists(padded.parents)
-    assert packed.labels == padded.labels
-    assert packed.positions_of("image").tolist() == [1, 3, 5]
-    text_too = tree(text=~IMAGE.bool())
-    assert lists(text_too.parents) == lists(padded.parents)
-    for leaf in ("text", "image"):
-        assert text_too.tokens_of(leaf).tolist() == padded.tokens_of(leaf).tolist()
+def test_a_layout_of_rows_has_no_number_per_token():
+    """Layouts of rows, and what they are made of, are as long as the rows."""
+    h = hierarchy("token -> trajectory", "trajectory -> domain")
+    mask = torch.arange(50) < torch.tensor([[50], [7], [0], [20]])
+    for i in (index(h, mask=mask, domain=[*"abca"]), index(h, offsets=[0, 50, 57, 57, 77], domain=[*"abca"])):
+        layout = i.layout("trajectory")
+        assert layout.positions is None and layout.tokens is None
+        assert layout.offsets.tolist() == [0, 50, 57, 77]
+        assert i.of_rows("token", "domain").tolist() == [0, 1, 0]
+        assert i.count("token", "domain").tolist() == [70, 7]
+        assert i.rows_of("trajectory").tolist() == [0, 1, 3]
+        assert i.describe_token(57) == f"token {'[3, 0]' if len(i.shape) == 2 else '[57]'} of trajectory 3"
+        held = [t for kept in i._cache.values() for t in getattr(kept, "__dict__", {"": kept}).values()]
+        assert max(t.numel() for t in [*held, *i.edges.values()] if isinstance(t, torch.Tensor)) < 5
+        assert i.parents["token", "trajectory"] is i.parent("token", "trajectory")  # made once
+        assert i.parent("token", "trajectory").tolist() == [0] * 50 + [1] * 7 + [2] * 20
+        assert i.row_of_token.tolist() == i.parent("token", "trajectory").tolist()
 
 
 LEAVES = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hierarchies.edges import IMAGE, MASK, TURN, hierarchy, index, tree
+from hierarchies.edges import hierarchy, index
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import refuses
@@ -117,20 +117,3 @@ def test_rows_outside_the_hierarchy_may_be_as_many_as_tokens():
     )  # fmt: skip
     assert index(h, **labels, turn=["a", "a"]).parents["image", "turn"].tolist() == [0]
     assert index(h, **{**labels, "offsets": [0, 1, 2]}, turn=["a", "b"]).parents["text", "turn"].tolist() == [1]
-
-
-def test_shuffled_rows_give_the_same_hierarchy():
-    order = [2, 0, 1]
-    one, other = (
-        tree(),
-        tree(mask=MASK[order], image=IMAGE[order], turn=[TURN[k] for k in order], domain=["c", "m", None]),
-    )
-    for (source, target), parent in one.parents.items():
-        if source in one.labels and source != "trajectory":
-            names, others = one.labels[target], other.labels[target]
-            first = {one.labels[source][a]: names[b] for a, b in enumerate(parent.tolist())}
-            second = {other.labels[source][a]: others[b] for a, b in enumerate(other.parents[source, target].tolist())}
-            moved = {k: order[v] if target == "trajectory" else v for k, v in second.items()}
-            assert moved == first
-    assert other.labels["turn"] == (7, 5, 6)
-    assert other.size == one.size

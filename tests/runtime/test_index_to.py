@@ -6,7 +6,6 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hierarchies.random_order import interleaved
 from support import domain, operator, prompt_group, refuses, spec, token, trajectory, turn
 
 from fibration import (
@@ -28,11 +27,9 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.compiler.diagnostics import levels
 
 text, image, stem, modality, batch = strata("text image stem modality batch")
 B, T = 7, 6
-WIDTHS = [6, 3, 5, 2, 6, 1, 4]  # of packed rows: what lies behind is left out
 GENERATOR = np.random.default_rng(3)
 MASK = GENERATOR.random((B, T)) < 0.75
 MASK[:, 0] = True
@@ -41,7 +38,6 @@ PLACES = np.arange(B * T).reshape(B, T)
 IMAGE = GENERATOR.random((B, T)) < 0.4
 IMAGE[5, 0] = False
 GROUPS = [1, 0, 1, 2, 0, 2, 1]
-OF_GROUPS = {"prompt_group": [f"g{g}" for g in GROUPS], "domain": [["math", "code", "math"][g] for g in GROUPS]}
 TURNS = np.empty((B, T), object)
 for r, c in np.ndindex(B, T):
     TURNS[r, c] = (r, c // 2)
@@ -79,25 +75,10 @@ def tree():
         decomposition=log_ratio(),
         objective=trajectory_mean().weigh(exp(-0.1 * position(over=trajectory))),
     )
-    given = {"per_token": {"image": IMAGE, "turn": TURNS}, "per_row": {"prompt_group": OF_GROUPS["prompt_group"]}}
-    given["mapped"] = {"stem": {"g0": "exact", "g1": "exact", "g2": "other"}}
-    given["attributes"] = {
-        "w": weights((B, T)),
-        "hard": weights(B),
-        "size": {"g0": 1.0, "g1": 0.5, "g2": 2.0},
-        "all": 0.75,
-    }
-    return operator(h), given
-
-
-@functools.cache
-def ordered():
-    """Groups whose rows are interleaved by positions, and rows with names."""
-    per_row = {"prompt_group": OF_GROUPS["prompt_group"]}
-    return operator(interleaved()), {
-        "per_row": per_row,
-        "per_token": {"positions": np.ascontiguousarray(PLACES.reshape(T, B).T)},
-    }
+    attributes = {"w": weights((B, T)), "hard": weights(B), "size": {"g0": 1.0, "g1": 0.5, "g2": 2.0}, "all": 0.75}
+    given = {"mask": MASK, "image": IMAGE, "turn": TURNS.tolist(), "prompt_group": [f"g{g}" for g in GROUPS]}
+    given["stem"] = {"g0": "exact", "g1": "exact", "g2": "other"}
+    return operator(h), {**given, "attributes": attributes}
 
 
 @functools.cache
@@ -118,45 +99,10 @@ def projected():
         objective=trajectory_mean(),
         orthogonalise="projection",
     )
-    return operator(h), {"per_row": {"domain": list("abaabba"), "modality": list("xxyxyyy")}}
+    return operator(h), {"mask": MASK, "domain": list("abaabba"), "modality": list("xxyxyyy")}
 
 
-WORLDS = {
-    "a chain whose rows have names": lambda: (
-        operator(spec("fiberpo_domain")),
-        {"per_row": {**OF_GROUPS, "trajectory": [f"t{r}" for r in range(B)]}},
-    ),
-    "experts beside the rows": lambda: (
-        operator(spec("fiberpo_experts")),
-        {"per_token": {"expert": PLACES * 7 % 3}},
-    ),
-    "groups beside tokens, with rewards": lambda: (
-        operator(spec("grpo_rewards")),
-        {"per_row": {"prompt_group": OF_GROUPS["prompt_group"]}},
-    ),
-    "a tree with everything": tree,
-    "positions": ordered,
-    "a projection": projected,
-}  # fmt: skip
-
-
-def laid_out(given, rows, packed):
-    """What an index of these rows is built from, and where its places lie in the whole batch."""
-    rows = np.arange(B)[rows]
-    places = PLACES[rows]
-    if packed:
-        places = np.concatenate([PLACES[r, : WIDTHS[r]] for r in rows])
-    made = {k: [v[r] for r in rows] for k, v in given.get("per_row", {}).items()} | given.get("mapped", {})
-    made |= {k: v.reshape(-1)[places] for k, v in given.get("per_token", {}).items()}
-    made |= {k: v.tolist() for k, v in made.items() if isinstance(v, np.ndarray) and v.dtype.hasobject}
-    shapes = {k: np.shape(v) for k, v in given.get("attributes", {}).items()}
-    made["attributes"] = {
-        k: v.reshape(-1)[places] if shapes[k] == (B, T) else v[rows] if shapes[k] == (B,) else v
-        for k, v in given.get("attributes", {}).items()
-    }
-    if packed:
-        made["offsets"] = np.cumsum([0, *(WIDTHS[r] for r in rows)])
-    return {**made, "mask": MASK.reshape(-1)[places]}, places
+WORLDS = {"a tree with everything": tree, "a projection": projected}
 
 
 def facts(index):
@@ -185,29 +131,6 @@ def same(one, other):
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
 
 
-GIVEN = {name: torch.from_numpy(GENERATOR.normal(size=B * T)) * 0.5 for name in ("x", "a")}
-REWARDS = torch.arange(B, dtype=torch.float64) ** 2
-
-
-def results(op, index, rows, places):
-    """Of calls off policy, in every regime."""
-    old = torch.full(index.shape, -1.0, dtype=torch.float64)
-    x, a = (GIVEN[name][torch.from_numpy(places)] for name in ("x", "a"))
-    if op.hierarchy.advantages is not None:
-        a = None
-    rewards = REWARDS[torch.from_numpy(np.arange(B)[rows].copy())] if a is None else None
-    called = op.coefficients(old + x, old, a, index, rewards=rewards)
-    metrics = {k: torch.stack([v.sum, v.count]) if hasattr(v, "sum") else v.value for k, v in called.metrics.items()}
-    ratio = op.gate(x, index, advantages=a, rewards=rewards)
-    found = [op.levels(x, index, advantages=a, rewards=rewards)] if levels(op.hierarchy) else []
-    return [
-        called.values,
-        called.objective,
-        ratio,
-        *[getattr(f, k) for f in found for k in ("residual", "gated")],
-    ], metrics
-
-
 def test_to_the_same_device_returns_the_index_itself():
     pieces = operator(spec("fiberpo")).index(mask=MASK, trajectory=list("abcdefa"), positions=PLACES)
     assert pieces.to("cpu") is pieces
@@ -220,9 +143,10 @@ def test_to_the_same_device_returns_the_index_itself():
 def test_an_index_on_another_device_shares_no_memory_and_has_the_same_bits(monkeypatch):
     """On a device of its own it works everything out again, and to the same bits."""
     op, given = tree()
-    whole = op.index(**laid_out(given, slice(None), False)[0])
+    whole = op.index(**given)
     assert whole.to("cpu") is whole is whole.to(torch.device("cpu"))
-    results(op, whole, slice(None), PLACES)
+    x = torch.zeros(whole.shape, dtype=torch.float64)
+    op.coefficients(x, x, x, whole)  # which leaves in the index what it works out
     moved = dataclasses.replace(whole, device=torch.device("cpu", 0)).to("cpu")
     assert moved is not whole and not moved._cache and same(facts(moved), facts(whole))
 
@@ -241,7 +165,6 @@ def test_a_device_that_cannot_be_used_is_refused(device):
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_index_moved_to_a_gpu_equals_one_built_there(world):
     op, given = WORLDS[world]()
-    arguments, _ = laid_out(given, slice(None), False)
-    here, there = op.index(**arguments), op.index(**arguments, device="cuda")
+    here, there = op.index(**given), op.index(**given, device="cuda")
     moved, back = here.to("cuda"), there.to("cpu")
     assert moved.device == there.device and same(facts(moved), facts(there)) and same(facts(back), facts(here))

@@ -52,25 +52,24 @@ EACH: dict[Reduction, Callable[[Batch], dict[str, Any]]] = {
 
 
 @functools.cache
-def values(ranks: int, weights: bool = False, together: str = "step") -> Tensor:
-    """Coefficients [B, T], computed from all rows of the step on all ranks, or as they should not be."""
+def values(ranks: int, weights: bool = False) -> Tensor:
+    """Coefficients [B, T], computed from all rows of the step on all ranks."""
     found = torch.full((B, T), torch.nan, dtype=torch.float64)
 
     def work(group: Any) -> None:
-        mine = parted(ranks)[group.rank]
-        for rows in [torch.cat(mine)] if together != "micro-batch" else mine:
-            part = step().take(rows)
-            window = Window(
-                reductions.operator(),
-                part.mask,
-                part.old,
-                part.advantages,
-                part.labels,
-                weights=part.weights if weights else None,
-                group=group if together == "step" else None,
-                parameters=reductions.budgets(),
-            )
-            found[rows] = window.coefficients(part.new, metrics=False).values
+        rows = torch.cat(parted(ranks)[group.rank])
+        part = step().take(rows)
+        window = Window(
+            reductions.operator(),
+            part.mask,
+            part.old,
+            part.advantages,
+            part.labels,
+            weights=part.weights if weights else None,
+            group=group,
+            parameters=reductions.budgets(),
+        )
+        found[rows] = window.coefficients(part.new, metrics=False).values
 
     on_ranks(ranks, work)
     return found
@@ -133,29 +132,6 @@ def test_weights_multiply_the_advantages_and_not_the_loss(reduce):
     assert error(reduce, a, 2, weights=True) <= EXACT
     behind = placed(values(2), on_each(2), WHOLE[reduce])
     assert error(reduce, behind, 2, weights=True, behind=step().weights) > WRONG
-
-
-@pytest.mark.parametrize("together", ["micro-batch", "rank"])
-@pytest.mark.parametrize("reduce", WHOLE, ids=called)
-def test_coefficients_of_a_part_of_the_step_give_another_gradient(reduce, together):
-    a = placed(values(2, together=together), on_each(2), WHOLE[reduce])
-    assert error(reduce, a, 2) > WRONG
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("reduce", WHOLE, ids=called)
-def test_undoing_another_reduction_gives_another_gradient(reduce):
-    """Nor by counts of a rank or of a micro-batch, where the trainer's are those of the step."""
-    same = {reductions.openrlhf: reductions.areal, reductions.nemo: reductions.areal}
-    for other, options in WHOLE.items():
-        if same.get(reduce, reduce) is not same.get(other, other):
-            a = placed(values(2), on_each(2), options)
-            assert error(reduce, a, 2) > WRONG, other.__name__
-    if "count" in WHOLE[reduce](step()):
-        rows = WHOLE[reduce](step())["reduction"] == "sequence-mean"
-        local = lambda part: {**WHOLE[reduce](part), "count": len(part.rows) if rows else part.mask.sum()}  # noqa: E731
-        for pieces in (on_each(2), micro_batches(2)):
-            assert error(reduce, placed(values(2), pieces, local), 2) > WRONG
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

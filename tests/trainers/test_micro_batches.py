@@ -25,7 +25,6 @@ from fibration import (
     token_log_ratio,
     token_mean,
 )
-from fibration.runtime.index.micro import closed_sets
 from fibration.trainers.labels import wanted
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.window import Window, named
@@ -266,19 +265,6 @@ def test_a_step_without_tokens_needs_no_forward_pass():
     values, objective = trained(batches, nothing, nothing)
     assert batches.needed == () and not values.any() and objective == 0
     assert batches.measure() == {"objective": 0, "rows_trained": 1}
-
-
-def test_coupled_micro_batches_are_joined_into_the_smallest_closed_sets():
-    """Joined over several elements; rows in no micro-batch must not be coupled with others."""
-    op, s = operator(), step()
-    index = op.index(mask=s["mask"], **LABELS)
-    assert closed_sets(index, fours()).tolist() == [0, 0, 2, 2, 4, 4]
-    joined = [[0, 1], [8, 2], [9, 16], list(range(3, 8)), list(range(10, 16)), [*range(17, 24)]]
-    assert closed_sets(index, joined).tolist() == [0] * 6
-    assert closed_sets(index, fours()[:2]).tolist() == [0, 0]
-    assert closed_sets(index, fours()[:3]) is None
-    empty = [[5, 22], *fours([i for i in EVERY if i not in (5, 22)])]
-    assert closed_sets(index, empty).tolist()[0] == 0 and closed_sets(index, empty)[1:].min() == 1
 
 
 # ---------------------------------------------------------------- dead rows

@@ -164,39 +164,6 @@ def test_the_first_step_of_slime_needs_no_forward_pass():
     assert model.forwards == 3 * SIZE // 2  # rows of the second and third step, and of that in another stage
 
 
-MISTAKES = [
-    ("skyrl_hierarchy", "loss_mask).sum(), {}", "loss_mask).mean(), {}"),
-    ("skyrl_hierarchy", "coefficients(now)", "coefficients(None)"),
-    ("skyrl_hierarchy", "self.uids[start:end]", "self.uids[: end - start]"),
-    ("openrlhf_hierarchy", ', group=strategy.ds_device_mesh["dp"].get_group()', ""),
-    ("openrlhf_hierarchy", "islice(micro_batches, strategy.accumulated_gradient)", "islice(micro_batches, 1)"),
-    ("openrlhf_hierarchy", "given[0].detach()", "given[1]"),
-    ("openrlhf_hierarchy", "count=window.tokens", "count=window.tokens, accumulation=strategy.accumulated_gradient"),
-    ("openrlhf_hierarchy", "count=window.tokens", "count=mask.sum()"),
-    ("openrlhf_hierarchy", "coefficients(now)", "coefficients(None)"),
-    ("slime_hierarchy", ", group=mpu.get_data_parallel_group()", ""),
-    ("slime_hierarchy", ', "lengths": data["rollout_mask_sums"][rows]', ""),
-    ("slime_hierarchy", 'data.pop("log_probs")', 'data["log_probs"]'),
-    ("slime_hierarchy", "if step_id > 0:", "if step_id > 1:"),
-    ("slime_hierarchy", 'sum(data["num_microbatches"][:step_id])', "0"),
-    ("areal_hierarchy", ", group=self.data_parallel_group", ""),
-    ("areal_hierarchy", '{**data, "prox_logp": logprobs.detach()}', "data"),
-    ("areal_hierarchy", "count=window.tokens", "count=mask.sum()"),
-    ("areal_hierarchy", "pad(now,", "pad(old[:, : now.shape[1]],"),
-    ("nemo_hierarchy", ' * step["sample_mask"][:, None]', ""),
-    ("nemo_hierarchy", "given[first : first + size]", "given[:size]"),
-    ("nemo_hierarchy", "count=window.tokens", "count=len(mask)"),
-    ("nemo_hierarchy", 'coefficients(self.get_logprobs(step)["logprobs"])', "coefficients(None)"),
-]
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES)
-def test_a_mistake_in_a_recipe_changes_the_gradient(name, right, wrong):
-    assert block(name).count(right) == 1
-    assert max(errors(name, 2, block(name).replace(right, wrong))) > WRONG
-
-
 def test_the_first_block_of_the_page_runs():
     data, model = rollout(), Model()
     with torch.no_grad():

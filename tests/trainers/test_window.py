@@ -57,19 +57,21 @@ def shares(values: Any, ranks: int, rank: int) -> Any:
     return values[rank::ranks]
 
 
-def spread(ranks: int, work: Any, rows: Any = shares) -> list[Any]:
-    """`work(window, its part of the step)` on every rank."""
-    s = step()
+def windows(ranks: int | None, work: Any, op: Operator | None = None, given: Any = None, **of: Any) -> list[Any]:
+    """`work(window, its part of the step)` in one process, or on every rank.
+
+    `given(part)` makes further arguments of the window. `of`: another step, its labels, or the rows of a rank.
+    """
+    whole, labels, rows = of.get("step") or step(), of.get("labels", LABELS), of.get("rows", shares)
 
     def run(group: Any) -> Any:
-        mine = {name: rows(t, ranks, group.rank) for name, t in s.items()}
-        labels = {name: rows(given, ranks, group.rank) for name, given in LABELS.items()}
-        window = Window(
-            operator(), mine["mask"], mine["old"], mine["advantages"], labels, group=group, parameters=budgets()
-        )
-        return work(window, mine)
+        take = (lambda values: values) if group is None else (lambda values: rows(values, ranks, group.rank))
+        mine, named = ({name: take(values) for name, values in one.items()} for one in (whole, labels))
+        more = {"parameters": budgets(), "advantages": mine["advantages"], **(given(mine) if given else {})}
+        tensors = mine["mask"], mine["old"], more.pop("advantages")
+        return work(Window(op or operator(), *tensors, named, group=group, **more), mine)
 
-    return on_ranks(ranks, run)
+    return [run(None)] if ranks is None else on_ranks(ranks, run)
 
 
 @pytest.mark.sampled
@@ -90,7 +92,7 @@ def test_coefficients_are_the_gradient_of_the_loss(form, mask):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_each_rank_has_its_part_of_the_whole_steps_coefficients(ranks):
     whole = gradient(operator(), step(), step()["advantages"], budgets())
-    parts = spread(ranks, lambda window, mine: window.coefficients(mine["new"]))
+    parts = windows(ranks, lambda window, mine: window.coefficients(mine["new"]))
     for rank, part in enumerate(parts):
         example_loops.every_regime(part.metrics)
         assert torch.allclose(part.values, shares(whole, ranks, rank), rtol=1e-12, atol=1e-15)
@@ -113,7 +115,7 @@ def test_a_rank_may_have_no_rows_or_no_tokens(ranks):
             at = cut if rank == ranks - 1 else rest[rank :: ranks - 1]
             return values[at] if isinstance(values, Tensor) else [values[i] for i in at]
 
-        for rank, (part, passes) in enumerate(spread(ranks, run, rows)):
+        for rank, (part, passes) in enumerate(windows(ranks, run, rows=rows)):
             assert torch.allclose(part.values, rows(whole, ranks, rank), rtol=1e-12, atol=1e-15)
             example_loops.every_regime(part.metrics)
             assert set(passes.values()) == {0.0}
@@ -138,20 +140,10 @@ def test_a_step_without_a_token_has_no_gradient(ranks, rows):
 
 @pytest.mark.parametrize("ranks", [None, 1, 2])
 def test_rows_of_one_key_are_one_trajectory(ranks):
-    s, whole = step(), gradient(operator(), step(), step()["advantages"], budgets())
-    pieces = {name: in_pieces(t) for name, t in s.items()}
+    whole = gradient(operator(), step(), step()["advantages"], budgets())
+    pieces = {name: in_pieces(t) for name, t in step().items()}
     labels = {**{k: in_pieces(v) for k, v in LABELS.items()}, "trajectory": in_pieces([("uid", i) for i in range(B)])}
-
-    def work(group: Any) -> Any:
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        mine = {name: t[rank::size] for name, t in pieces.items()}
-        keyed = {name: given[rank::size] for name, given in labels.items()}
-        window = Window(
-            operator(), mine["mask"], mine["old"], mine["advantages"], keyed, group=group, parameters=budgets()
-        )
-        return window.coefficients(mine["new"])
-
-    parts = [work(None)] if ranks is None else on_ranks(ranks, work)
+    parts = windows(ranks, lambda window, mine: window.coefficients(mine["new"]), step=pieces, labels=labels)
     found = torch.empty(2 * B, T, dtype=torch.float64)
     for rank, part in enumerate(parts):
         example_loops.every_regime(part.metrics)
@@ -236,14 +228,10 @@ def test_strata_that_cross_the_rows_or_lie_below_them_and_several_leaves_are_exa
     labels = {**FINER[name], **{stratum: LABELS[stratum] for stratum in wanted(op.hierarchy) if stratum in LABELS}}
     tight = {p: 0.02 for p in op.hierarchy.parameters if p.startswith("C_")}
 
-    def work(group: Any) -> Any:
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        mine = {name: shares(t, size, rank) for name, t in s.items()}
-        given = {name: shares(t, size, rank) for name, t in labels.items()}
-        window = Window(op, mine["mask"], mine["old"], mine["advantages"], given, group=group, parameters=tight)
+    def work(window: Window, mine: dict[str, Tensor]) -> Any:
         return window.coefficients(mine["new"]), window.compare(mine["second"])
 
-    parts = [work(None)] if ranks is None else on_ranks(ranks, work)
+    parts = windows(ranks, work, op, lambda _: {"parameters": tight}, labels=labels)
     expected, passes = gradient(op, s, s["advantages"], tight, **labels), compared(op, tight, **labels)
     for stratum in (s.name for s in op.hierarchy.order if s not in op.hierarchy.leaves):
         assert float(parts[0][0].metrics[f"{stratum}/+/zeroed"]) + float(parts[0][0].metrics[f"{stratum}/-/zeroed"]) > 0
@@ -318,7 +306,7 @@ def compared(op: Operator, parameters: Any, **labels: Any) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [None, 1, 2, 3])
 def test_the_two_passes_are_compared_over_the_whole_step(ranks):
     expected = compared(operator(), budgets(), **LABELS)
     assert all(share > 0 for share in expected.values())
@@ -327,20 +315,13 @@ def test_the_two_passes_are_compared_over_the_whole_step(ranks):
         window.coefficients(mine["new"])
         return window.compare(mine["second"]), window.compare(mine["new"])
 
-    parts = spread(ranks, run)
+    parts = windows(ranks, run)
     for found, same in parts:
         assert found == parts[0][0]  # the same bits on every rank
         assert found == pytest.approx(expected, rel=1e-12)
         changed = [name for name in found if "changed" in name]
         assert [found[name] for name in changed] == [expected[name] for name in changed]
         assert same == dict.fromkeys(expected, 0.0)
-
-
-def test_one_process_sends_nothing_and_has_the_same_comparison():
-    s = step()
-    window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
-    window.coefficients(s["new"])
-    assert window.compare(s["second"]) == pytest.approx(compared(operator(), budgets(), **LABELS), rel=1e-12)
 
 
 def test_every_token_of_a_long_step_is_compared():
@@ -507,18 +488,14 @@ def test_log_probs_of_the_sampling_policy_are_those_of_the_whole_step(ranks):
     without = gradient(operator(), s, s["advantages"], budgets())
     assert not torch.allclose(whole[~dropped], without[~dropped], rtol=0.01)
 
-    def work(group: Any) -> Any:
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        mine = {name: shares(t, size, rank) for name, t in s.items()}
-        labels = {name: shares(given, size, rank) for name, given in LABELS.items()}
-        given = {"policies": {"rollout": mine["rollout"]}, "parameters": budgets()}
-        window = Window(of_three(), mine["mask"], mine["old"], mine["advantages"], labels, group=group, **given)
+    def work(window: Window, mine: dict[str, Tensor]) -> Any:
         found = window.coefficients(mine["new"])
         example_loops.every_regime(found.metrics)
         return found, window.compare(mine["second"])
 
     expected = compared(operator(), budgets(), **LABELS)  # gates read no policy
-    for rank, (found, passes) in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
+    given = lambda mine: {"policies": {"rollout": mine["rollout"]}}  # noqa: E731
+    for rank, (found, passes) in enumerate(windows(ranks, work, of_three(), given)):
         assert torch.allclose(found.values, shares(whole, ranks or 1, rank), rtol=1e-10, atol=1e-14)
         assert passes == pytest.approx(expected, rel=1e-12)
 
@@ -537,27 +514,20 @@ def test_a_fresh_step_of_three_policies_has_importance_weights():
 def test_penalties_are_not_multiplied_by_importance_weights(ranks):
     """Nor are they 0 where the advantage is: `c` has `-μ·x` of `x²/2`, beside what weighted advantages give."""
     s, x = step(), log_prob(three_policy_losses.current) - log_prob(Policy("reference"))
-    plain = operator().hierarchy
-    op = support.operator(plain.replace(name="near", penalties={"kl": x * x / 2}))
+    op = support.operator(operator().hierarchy.replace(name="near", penalties={"kl": x * x / 2}))
     s = {**s, "advantages": torch.where(torch.arange(len(s["advantages"])) % 2 == 0, s["advantages"], 0)}
 
-    def work(group: Any) -> Any:
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        mine = {name: shares(t, size, rank) for name, t in s.items()}
-        labels = {name: shares(given, size, rank) for name, given in LABELS.items()}
-        found = []
-        for made, policies in ((op, {"reference": mine["rollout"]}), (operator(), {})):
-            given = {"weights": mine["weights"], "parameters": budgets(), "policies": policies}
-            window = Window(made, mine["mask"], mine["old"], mine["advantages"], labels, group=group, **given)
-            found.append(window.coefficients(mine["new"]).values)
-        return found[0] - found[1]
+    def values(made: Operator, given: Any) -> list[Tensor]:
+        return windows(ranks, lambda window, mine: window.coefficients(mine["new"]).values, made, given, step=s)
 
+    weighed = lambda mine: {"weights": mine["weights"]}  # noqa: E731
+    both = values(op, lambda mine: {**weighed(mine), "policies": {"reference": mine["rollout"]}}), values(operator(), weighed)
     lengths = s["mask"].sum(1, keepdim=True)
     slopes = (s["new"] - s["rollout"]) / lengths.clamp(min=1) / (lengths > 0).sum()
     whole = torch.where(s["mask"].bool(), -slopes, 0)
     assert whole[1::2].abs().max() > 1e-4
-    for rank, found in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
-        assert torch.allclose(found, shares(whole, ranks or 1, rank), rtol=1e-9, atol=1e-14)
+    for rank, (found, plain) in enumerate(zip(*both, strict=True)):
+        assert torch.allclose(found - plain, shares(whole, ranks or 1, rank), rtol=1e-9, atol=1e-14)
 
 
 @functools.cache
@@ -575,13 +545,11 @@ def of_rewards() -> Operator:
 def test_advantages_are_computed_from_the_rewards_of_the_whole_step(ranks, weighted):
     s, op = step(), of_rewards()
 
-    def work(group: Any) -> Any:
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        mine = {name: shares(t, size, rank) for name, t in s.items()}
-        labels = {name: shares(given, size, rank) for name, given in LABELS.items()}
-        given = {"policies": {"reference": mine["rollout"]}, "parameters": budgets()}
-        given |= {"weights": mine["weights"]} if weighted else {}
-        window = Window(op, mine["mask"], mine["old"], None, labels, rewards=mine["advantages"], group=group, **given)
+    def given(mine: dict[str, Tensor]) -> dict[str, Any]:
+        more = {"weights": mine["weights"]} if weighted else {}
+        return {"policies": {"reference": mine["rollout"]}, "advantages": None, "rewards": mine["advantages"], **more}
+
+    def work(window: Window, mine: dict[str, Tensor]) -> Any:
         return window.coefficients(mine["new"]).values, window.advantages, window.compare(mine["second"])
 
     sums = torch.where(s["mask"], s["old"] - s["rollout"], 0).sum(1)
@@ -594,7 +562,7 @@ def test_advantages_are_computed_from_the_rewards_of_the_whole_step(ranks, weigh
         made = made[:, None] * s["weights"]
     whole = gradient(operator(), s, made, budgets())
     assert whole.abs().max() > 1e-3
-    for rank, (found, advantages, passes) in enumerate([work(None)] if ranks is None else on_ranks(ranks, work)):
+    for rank, (found, advantages, passes) in enumerate(windows(ranks, work, op, given)):
         expected = shares(made, ranks or 1, rank)
         assert torch.allclose(advantages, expected, rtol=0, atol=1e-12, equal_nan=True)  # of weights that are masked
         assert torch.allclose(found, shares(whole, ranks or 1, rank), rtol=1e-9, atol=1e-14)

@@ -103,21 +103,6 @@ def test_regimes_at_their_edges_are_exact():
     assert apc_regimes(x, state, 0.3125, mask)[-1] == Regime.MASKED
 
 
-def test_the_budget_is_that_of_the_state_and_not_of_the_sample():
-    x, state = torch.log1p(tensor([0.1, -0.1, 0.9, -0.5])), torch.tensor([0, 0, 1, 1])
-    gated = apc_gated_ratio(x, state, 0.2)
-    assert gated[:2].tolist() == pytest.approx([1.1, 0.9])
-    # state 1: budget 0.4 of 1.4 spent
-    assert gated[2:].tolist() == pytest.approx([1.0, 1.0])
-    assert apc_gated_ratio(x, torch.zeros(4).long(), 0.2).tolist() == pytest.approx([1, 1, 1.1, 1])
-
-
-def test_one_token_per_state_is_a_plain_clip():
-    x = torch.linspace(-2, 2, 41, dtype=torch.float64)
-    found = apc_gated_ratio(x, torch.arange(41), 0.3)
-    torch.testing.assert_close(found, x.exp().clamp(0.7, 1.3))
-
-
 # ---------------------------------------------------------------- derivatives
 
 
@@ -222,22 +207,6 @@ def test_the_surrogate_is_the_objective_when_advantages_are_centred(sample: Samp
     args = advantages, sample.state, sample.step, delta, gamma
     found = apc_surrogate(torch.expm1(sample.log_ratio), *args)
     assert float(found) == pytest.approx(float(apc_objective_discounted(sample.log_ratio, *args)), abs=1e-9)
-
-
-def test_the_surrogate_is_another_objective_when_they_are_not():
-    x, state, step = torch.log1p(tensor([0.2, 0.1])), torch.zeros(2).long(), torch.zeros(2).long()
-    args = tensor([1.0, 2.0]), state, step, 1.0, 0.5
-    assert float(apc_objective_discounted(x, *args) - apc_surrogate(torch.expm1(x), *args)) == pytest.approx(
-        2 * 0.15 * 1.5
-    )
-
-
-@given(samples(), st.sampled_from([0.0, 0.3, 5.0]))
-def test_the_discounted_objective_tends_to_the_plain_one(sample: Sample, delta):
-    gamma = 1 - 1e-9
-    args = sample.log_ratio, sample.advantages, sample.state
-    found = (1 - gamma) * apc_objective_discounted(*args, sample.step, delta, gamma)
-    assert float(found) == pytest.approx(float(apc_objective(*args, delta)), abs=1e-6)
 
 
 # ---------------------------------------------------------------- errors

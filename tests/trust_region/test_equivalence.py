@@ -1,17 +1,15 @@
 """Both algorithms of APC make the same update, and reach the maximum."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.trust_region_samples import Sample, programme, samples, tensor
+from oracles.trust_region_samples import Sample, programme, samples
 
 from fibration.trust_region.apc import (
     apc_maximiser,
     apc_objective_discounted,
     apc_projected_objective,
-    retract,
 )
 from fibration.trust_region.maximiser import apc_radius, centred, tv_trpo_maximiser, tv_trpo_objective, unit_maximiser
 
@@ -69,47 +67,6 @@ def test_random_search_never_beats_the_maximiser(sample: Sample, gamma, seed, re
         for candidate in (noise, best + noise, best * (1 + size), best * (1 - size)):
             feasible = centred(candidate, sample.state)
             assert float(apc_projected_objective(feasible, *args)) <= value + 1e-9 * max(1, abs(value))
-
-
-ASCENTS = 4
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(ASCENTS))
-def test_projected_ascent_reaches_the_maximum_and_not_more(seed):
-    """So the closed form is neither beaten nor needlessly generous: the climb ends within 0.01% of it.
-
-    At the kinks each rounding sends it another way; the steps become short enough for that not to matter.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    n = 12
-    state = torch.randint(0, 3, (n,), generator=generator)
-    step = torch.randint(0, 4, (n,), generator=generator)
-    advantages = centred(torch.randn(n, dtype=torch.float64, generator=generator), state)
-    args = advantages, state, step, 0.3, 0.8
-    base = float(apc_projected_objective(torch.zeros(n).double(), *args))
-    limit = float(apc_projected_objective(apc_maximiser(advantages, state, 0.3), *args))
-    reached = -np.inf
-    u = centred(0.05 * torch.randn(n, dtype=torch.float64, generator=generator), state)
-    for i in range(800):
-        u = u.requires_grad_()
-        value = apc_projected_objective(u, *args)
-        reached = max(reached, float(value.detach()))
-        (slope,) = torch.autograd.grad(value, u)
-        # where the climb has left the budget the gate rolls it back: retract, as the lemma says
-        u = retract(centred(u.detach() + 0.5 * 0.987**i * slope, state), state, 0.3)
-    assert reached <= limit + 1e-9
-    assert reached - base > 0.9999 * (limit - base)
-
-
-def test_without_the_probability_constraint_the_maximum_is_larger():
-    advantages, state, step = tensor([2.0, -1.0, -1.0]), torch.zeros(3).long(), torch.zeros(3).long()
-    args = advantages, state, step, 0.1, 0.5
-    best = apc_maximiser(advantages, state, 0.1)
-    greedy = tensor([0.3, 0.0, 0.0])
-    values = [float(apc_objective_discounted(torch.log1p(v), *args)) for v in (best, greedy)]
-    assert values == pytest.approx([2 * 0.1 * 1.5, 2 * 0.3 * 2 / 3])
-    assert values[1] > values[0]
 
 
 @settings(max_examples=30)

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -156,24 +155,6 @@ def test_the_maximiser_equals_a_linear_programme_and_a_parabola_in_the_radius(sa
         assert sample.tv(s, deviation) == pytest.approx(float(update.radius) if value else 0.0, abs=1e-12)
 
 
-@given(samples(), st.sampled_from([0.3, 0.9]), st.integers(0, 10**6))
-def test_no_other_deviation_has_a_larger_objective(sample: Sample, gamma, seed):
-    """Random feasible deviations far away, near the maximiser, and along it."""
-    update = trpo(sample, gamma)
-    best = sample.objective(sample.pairs(update.deviation), gamma)
-    generator = np.random.default_rng(seed)
-    for size in (1.0, 0.1, 1e-2, 1e-4):
-        noise = sample.tensor({p: size * generator.normal() for p in sample.n})
-        for candidate in (noise, update.deviation + noise, update.deviation * (1 + noise[0])):
-            other = sample.pairs(_per_pair(centred(candidate, sample.state), sample))
-            assert sample.objective(other, gamma) <= best + 1e-10
-
-
-def _per_pair(values, sample):
-    """Centring per token leaves the tokens of a pair equal up to rounding; make them equal."""
-    return sample.tensor({p: float(v) for p, v in zip(sample.tokens, values.tolist(), strict=True)})
-
-
 @given(samples(), st.sampled_from([0.1, 0.5, 0.9, 0.999, 1.0]))
 def test_the_radius_is_bounded_by_trpos(sample: Sample, gamma):
     """lem:M_bound, lem:apc_obj_tr, lem:tv_trpo_apc_obj_in_trust_region."""
@@ -205,19 +186,6 @@ def test_the_update_vanishes_as_gamma_tends_to_one():
     assert update.radius == 0
     assert (update.deviation == 0).all()
     assert float(update.value) == pytest.approx((2 * 1.5 + 2 * 0.2) / 4)  # at γ = 1 the weights are T_s/T
-
-
-def test_the_printed_radius_would_not_make_tv_trpos_update():
-    """(1-γ)²/(8γ‖A‖)·M/T of def:apc_obj against the reading that is used."""
-    advantages, state, step = tensor([1.0, -2.0, 0.5, 0.1]), torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
-    gamma = 0.9
-    update = tv_trpo_maximiser(advantages, state, step, gamma)
-    printed = (1 - gamma) ** 2 / (8 * gamma * 2.0) * update.value / 4
-    direction = unit_maximiser(advantages, state).deviation
-    best, other = (
-        float(tv_trpo_objective(r * direction, advantages, state, step, gamma)) for r in (update.radius, printed)
-    )
-    assert other < best * 0.1
 
 
 def test_long_contexts_do_not_underflow():

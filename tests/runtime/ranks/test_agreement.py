@@ -4,8 +4,8 @@ import pytest
 from support import check
 from thread_ranks import on_ranks, try_on_ranks
 
-from fibration import BatchError, FibrationError, HierarchyIndexError, LawError, RanksError
-from fibration.runtime.ranks.agreement import agree, agreed, digest
+from fibration import BatchError, LawError, RanksError
+from fibration.runtime.ranks.agreement import agreed, digest
 from fibration.runtime.ranks.group import as_group
 
 
@@ -30,26 +30,6 @@ def failing(errors):
     return body
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("kind", [BatchError, HierarchyIndexError, FibrationError])
-def test_every_rank_raises_the_error_of_one(rank, kind):
-    error = kind("label 'x' lacks", required="a label", found="None", remedy="add one")
-    ran = together(3, failing({rank: error}))
-    for raised in ran.errors:
-        assert type(raised) is kind
-        assert raised.what == f"rank {rank}: label 'x' lacks"
-        assert (raised.required, raised.found, raised.remedy) == ("a label", "None", "add one")
-    assert ran.traffic.tensors == [16] and ran.traffic.objects == 1
-
-
-def test_an_error_of_another_class_keeps_its_class_on_its_own_rank():
-    error = RuntimeError("out of memory")
-    ran = together(3, failing({1: error}), "the coefficients")
-    assert ran.errors[1] is error
-    for rank in (0, 2):
-        check(ran.errors[rank], RanksError, what="rank 1: the coefficients failed with RuntimeError: out of memory")
-
-
 def test_the_first_of_several_errors_is_raised_and_the_others_are_noted():
     own = ValueError("three")
     ran = together(4, failing({1: BatchError("one"), 2: LawError("two"), 3: own}))
@@ -67,36 +47,9 @@ def test_an_error_of_a_users_subclass_is_raised_as_the_librarys_class():
     assert type(here) is type(there) is BatchError and there.what == "rank 0: mine"
 
 
-def test_ranks_name_what_differs_between_their_calls():
-    def body(rank, said):
-        said["the backend"] = "torch"
-        said["epsilon"] = "0.3" if rank == 1 else "0.2"
-
-    ran = together(3, body)
-    for raised in ran.errors:
-        check(
-            raised, RanksError, what="ranks differ in epsilon", required="the same on every rank of the group",
-            found="0.2 on ranks 0 and 2; 0.3 on rank 1",
-        )  # fmt: skip
-
-
 def test_an_argument_of_one_rank_alone_is_named():
     ran = together(2, lambda rank, said: said.update({"epsilon": "0.2"} if rank else {}))
     check(ran.errors[0], RanksError, what="ranks differ in epsilon", found="nothing on rank 0; 0.2 on rank 1")
-
-
-def test_ranks_in_different_calls_are_refused():
-    def work(given):
-        agree(as_group(given), "op.gate" if given.rank else "op.loss", {})
-
-    for raised in try_on_ranks(2, work).errors:
-        check(raised, RanksError, what="ranks are in different calls", found="op.loss on rank 0; op.gate on rank 1")
-
-
-def test_agreement_sends_one_number():
-    ran = together(3, lambda rank, said: said.update({"epsilon": "0.2", "a" * 1000: "b"}))
-    assert ran.errors == [None] * 3
-    assert (ran.traffic.tensors, ran.traffic.objects) == ([16], 0)
 
 
 def test_a_group_that_failed_receives_no_more_messages():

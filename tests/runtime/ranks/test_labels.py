@@ -16,11 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import refuses
 from thorough import ALL, examples
 
-from fibration import HierarchyIndexError
-from fibration.runtime.ranks import labels
 from fibration.runtime.ranks.labels import canonical, digests
 
 
@@ -119,31 +116,3 @@ def test_digests_equal_the_recorded_ones():
 class Anything:
     def __repr__(self):
         return "Anything()"
-
-
-@pytest.mark.parametrize(
-    ("label", "shown", "found"),
-    [
-        (Anything(), "Anything()", "an object of Anything"),
-        (("a", (Anything(),)), "Anything()", "an object of Anything"),
-        ((1, float("nan")), "nan", "a number that does not equal itself"),
-        (np.datetime64("2026-01-01"), "np.datetime64('2026-01-01')", "an object of datetime64"),
-    ],
-)
-def test_labels_without_a_meaning_in_other_processes_are_refused(label, shown, found):
-    refuses(
-        HierarchyIndexError,
-        lambda: digests("domain", ["a", label]),
-        what=["label", shown, "'domain'"], required="mean the same in every process", found=found,
-    )  # fmt: skip
-
-
-def test_two_labels_with_one_hash_are_refused(monkeypatch):
-    monkeypatch.setattr(labels, "digest", lambda data: data[1:2].ljust(8, b"\0"))
-    digests("domain", ["ab", "bb"])
-    refuses(
-        HierarchyIndexError,
-        lambda: digests("domain", ["ab", "bb", "ac"]),
-        what="two labels of 'domain' have the same 64-bit hash: 'ab' and 'ac'",
-        required="different hashes", remedy="rename one",
-    )  # fmt: skip

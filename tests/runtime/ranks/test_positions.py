@@ -9,7 +9,7 @@ from hierarchies.edges import hierarchy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import check, refuses
-from thread_ranks import on_ranks, try_on_ranks
+from thread_ranks import try_on_ranks
 
 from fibration import HierarchyIndexError, RanksError, after, exp
 from fibration.compiler.ir import Const, Scan, token_input
@@ -62,44 +62,6 @@ def dealt(world, gap, group, op=OP):
     return mine, index
 
 
-@given(WORLDS, st.integers(1, 3))
-@settings(deadline=None, max_examples=40)
-def test_a_piece_is_a_run_that_no_other_rank_interrupts(world, gap):
-    """Rows are cut between any two tokens, and dealt out again; one rank may have several pieces, or none."""
-
-    def work(group):
-        mine, index = dealt(world, gap, group)
-        found, turns = index.sequence("trajectory", "token"), index.sequence("trajectory", "turn")
-        order, of_turns = (
-            np.arange(int(x.offsets[-1])) if x.order is None else x.order.numpy() for x in (found, turns)
-        )
-        told = [[index.labels["turn"][i] for i in part] for part in np.split(of_turns, turns.offsets[1:-1].numpy())]
-        return index, mine, [mine[i] for i in order], dict(zip(index.labels["trajectory"], told, strict=True))
-
-    of_turns = {
-        f"row {r}": list(dict.fromkeys(f"{r} {TURNS[i]}" for i in range(len(row)))) for r, row in enumerate(world)
-    }
-    for rank, (index, mine, ordered, turns) in enumerate(on_ranks(3, work)):
-        names = index.labels["trajectory"]
-        pieces = index.ranks.pieces.get("trajectory")
-        cut = {f"row {r}": row for r, row in enumerate(world) if len(set(row)) > 1}
-        assert ordered == sorted(mine, key=lambda t: (names.index(f"row {t[0]}"), t[1]))
-        assert turns == {name: found for name, found in of_turns.items() if found}
-        assert (pieces is not None) == bool(cut)
-        if pieces is not None:
-            said = [
-                (names[e], str(k))
-                for e, k, n in zip(pieces.element, pieces.rank, pieces.size, strict=True)
-                for _ in range(n)
-            ]
-            assert said == [(name, k) for name in names for k in cut.get(name, "")]
-            assert not ((pieces.element[1:] == pieces.element[:-1]) & (pieces.rank[1:] == pieces.rank[:-1])).any()
-            own, before = pieces.ends(rank, index.sequence("trajectory", "token").offsets.numpy())
-            for k, b in zip(own, before, strict=True):
-                there = ordered[b : b + pieces.size[k]]
-                assert len(there) == pieces.size[k] and {f"row {r}" for r, *_ in there} == {names[pieces.element[k]]}
-
-
 @example(["0110", "21"], 0.5, False)
 @given(WORLDS, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans())
 @settings(deadline=None, max_examples=40)
@@ -130,28 +92,6 @@ def test_sums_in_order_continue_from_one_piece_to_the_next(world, discount, forw
         for rank in range(3)
     )
     assert ran.traffic.tensors[-1] == 8 * (1 + 2 * most)  # a number per piece, of the rank that has most
-
-
-def test_a_failure_before_a_sum_in_order_reaches_all_ranks():
-    read = token_input("log_ratio", "token", ("token",))
-    node, nothing = Scan("token", "trajectory", (read,), Const(0.5, BATCH)), torch.zeros(0, dtype=torch.float64)
-    stages = (Collective((), scans=(node, Scan("token", "trajectory", (read,), node.discount, False))),)
-
-    def work(group):
-        mine, index = dealt(["0110", "21"], 1, group)
-        values = {read: torch.ones(len(mine)).double(), node.discount: torch.tensor([0.5]).double()}
-
-        def call():
-            if group.rank == 1:
-                raise MemoryError("64 GiB")
-            return index.ranks.collect(stages[0], values, index)
-
-        return index.ranks.run("op.gate", stages, call, nothing.device)
-
-    errors = try_on_ranks(3, work).errors
-    assert isinstance(errors[1], MemoryError)
-    for error in (errors[0], errors[2]):
-        check(error, RanksError, what="rank 1: op.gate failed with MemoryError: 64 GiB")
 
 
 def test_whole_rows_send_nothing_for_order():

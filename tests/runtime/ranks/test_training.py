@@ -1,4 +1,4 @@
-"""Gradients of ranks and micro-batches equal those of `op.loss` on the whole batch; a trainer's mistake changes them."""
+"""Gradients of ranks and micro-batches equal those of `op.loss` on the whole batch, and not the mistakes of an example."""
 
 import example_loops
 import pytest
@@ -24,10 +24,12 @@ def averaged(op, shares, dtype, step):
 
 
 def shares_of(dtype, ranks, pieces):
-    """Each rank's micro-batches. Of few ranks, each has some of every prompt group."""
+    """Each rank's micro-batches. Of few ranks, each has some of every prompt group; of many, two have nothing."""
     batch = example_loops.off_policy(dtype)[1]
+    if ranks > 6:
+        return [mine.split(pieces) for mine in (*batch.split(ranks - 2), batch.take(()), batch.take(()))]
     shares = batch.split(ranks)
-    assert ranks > 6 or all(set(mine.prompt_group) == set(batch.prompt_group) for mine in shares)
+    assert all(set(mine.prompt_group) == set(batch.prompt_group) for mine in shares)
     return [mine.split(pieces) for mine in shares]
 
 
@@ -43,13 +45,12 @@ def right(op, model, pieces, group, weights=None):
         (-(c * model(piece))).sum().mul(index.gradient_scale).backward()
 
 
-SPLITS = [(n, k, dtype) for n, k in ((1, 1), (1, 12), (2, 3), (3, 4), (5, 2)) for dtype in (F64, F32)] + [(60, 1, F64)]
+SPLITS = [(n, k, dtype) for n, k in ((1, 1), (1, 12), (2, 3), (3, 4), (5, 2)) for dtype in (F64, F32)] + [(9, 1, F64)]
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("ranks", "pieces", "dtype"), SPLITS, ids=str)
 def test_gradients_are_those_of_the_whole_batch(ranks, pieces, dtype):
-    """Of sixty ranks twelve have nothing, and the others one trajectory."""
     found = averaged(operator(), shares_of(dtype, ranks, pieces), dtype, right)
     assert distance(found, wanted(dtype)) <= EXACT[dtype]
 
@@ -68,44 +69,6 @@ def test_the_loss_of_each_rank_is_its_share_of_the_whole_loss(ranks):
 
 
 # ---------------------------------------------------------------- mistakes
-
-
-def per_micro_batch(op, model, pieces, group):
-    for piece in pieces:
-        now, index = model(piece), example_loops.index(op, piece, group=group)
-        coef = op.coefficients(now.detach(), piece.old_log_probs, piece.advantages, index, budgets(F64))
-        (-(coef.values * now)).sum().mul(index.gradient_scale / len(pieces)).backward()
-
-
-def per_rank(op, model, pieces, group):
-    mine = example("toy").join(pieces)
-    now = model(mine)
-    index = example_loops.index(op, mine)
-    op.loss(now, mine.old_log_probs, mine.advantages, index, budgets(F64)).loss.backward()
-
-
-def without_the_gradient_scale(op, model, pieces, group):
-    right(op, model, pieces, group)
-    divide(model, group.size)
-
-
-def divided_by_the_accumulation_too(op, model, pieces, group):
-    right(op, model, pieces, group)
-    divide(model, len(pieces))
-
-
-def divide(model, by):
-    for p in model.parameters():
-        p.grad /= by
-
-
-MISTAKES = [per_micro_batch, per_rank, without_the_gradient_scale, divided_by_the_accumulation_too]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda f: f.__name__)
-def test_a_wrong_gradient_scale_is_noticed(mistake):
-    found = averaged(operator(), shares_of(F64, 2, 3), F64, mistake)
-    assert distance(found, wanted(F64)) > 0.05
 
 
 def test_the_first_update_shows_no_mistake():

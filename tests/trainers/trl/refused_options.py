@@ -179,7 +179,6 @@ REFUSED = {
     "a window that is none": Refused(("window", "batch", "step", "generation"), trainer={"window": "batch"}),
     "metrics that are none": Refused(("metrics", "many", "levels", "all"), trainer={"metrics": "many"}),
     "a stratum without labels": Refused(("domain", "labels"), trainer={"labels": {}}),
-    "labels for no stratum": Refused(("genre",), trainer={"labels": {"domain": "domain", "genre": "domain"}}),
     "an earlier release": Refused(
         ("loss_is_scaled_for_ga",), how=lambda _: patch("trl.GRPOTrainer.loss_is_scaled_for_ga", False)
     ),
@@ -212,16 +211,6 @@ REFUSED = {
     "a label without a value": Refused(
         ("C_domain", "no value for the domain 'code'", "train_dataset"), trainer={"parameters": WITHOUT}
     ),
-    "a value per sampled prompt": Refused(
-        ("C_prompt_group", "no labels"), trainer={"parameters": {"C_prompt_group": {0: 0.1}}}
-    ),
-    "channels that are none": Refused(
-        ("C_domain", "'+' and '_'"), trainer={"parameters": {"C_domain": {"+": 0.1, "_": 0.1}}}
-    ),
-    "a channel that lacks": Refused(
-        ("C_domain", "'code'", "lacks a channel"),
-        trainer={"parameters": {"C_domain": {**FAR["C_domain"], "code": {"+": 0.1}}}},
-    ),
     "an evaluation without labels": Refused(
         ("eval_dataset['b']", "domain"), trainer=evaluated(a=dataset(8), b=dataset(8).remove_columns("domain"))
     ),
@@ -232,15 +221,10 @@ REFUSED = {
         ("prompt_group", "{'prompt': BY_PROMPT}", "fibration.trainers.trl"),
         trainer={"hierarchy": f"{HERE}:of_prompts", "parameters": {}, "labels": {}},
     ),
-    "labels that are one": Refused(("labels are 'domain'", "labels={'domain': COLUMN}"), trainer={"labels": "domain"}),
     "a parameter that is none": Refused(("C_domian", "C_domain"), trainer={"parameters": {"C_domian": 0.1}}),
-    "a parameter out of bounds": Refused(("epsilon", "-0.1"), trainer={"parameters": {"epsilon": -0.1}}),
     "an attribute without a source": Refused(
         ("no numbers for the attribute 'part' of a domain", "attributes={'part': COLUMN}"),
         trainer={**MEASURED, "attributes": {"difficulty": "level"}},
-    ),
-    "numbers that nothing reads": Refused(
-        ("numbers for 'dificulty'", "did you mean 'difficulty'"), trainer=numbered(dificulty="level")
     ),
     "a column of numbers that lacks": Refused(
         ("train_dataset has no column 'levle'", "the attribute 'difficulty'"), trainer=numbered(difficulty="levle")
@@ -262,9 +246,6 @@ REFUSED = {
         for kind, value, said in (("None", None, "None"), ("NaN", float("nan"), "nan"))
         for streamed in (False, True)
     },
-    "texts in the place of numbers": Refused(
-        ("has 'algebra' in the column 'domain'", "attribute 'difficulty'"), trainer=numbered(difficulty="domain")
-    ),
     "several numbers of a domain": Refused(
         ("of domain", "for its attribute 'part'", "one number for all rows of a domain"),
         trainer=MEASURED,
@@ -288,13 +269,6 @@ REFUSED = {
     "a teacher that lacks": Refused(
         ("'opd' reads log_prob(teacher)", "policies={'teacher': MODEL}"), trainer={**OPD, "policies": {}}
     ),
-    "a teacher that nothing reads": Refused(
-        ("policy 'teacher', which 'grpo' does not read",), trainer={**GRPO, "policies": {"teacher": model()}}
-    ),
-    "a reference of the user's": Refused(
-        ("policy 'reference', which the trainer has", "second_reference"),
-        trainer={"hierarchy": f"{HERE}:of_rewards", "policies": {"reference": model()}},
-    ),
     "a teacher by name": Refused(
         ("policies={'teacher': 'Qwen/Qwen3-8B'}", "AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')"),
         trainer={**OPD, "policies": {"teacher": "Qwen/Qwen3-8B"}},
@@ -316,7 +290,6 @@ REFUSED = {
         trainer={**OPD, "policies": {"teacher": "told"}, "rollout_func": too_short},
         trains=True,
     ),
-    "a hierarchy that is none": Refused(("no_such_loss",), trainer={"hierarchy": "no_such_loss"}),
 }
 
 # What looks like some of these, and is not.

@@ -142,10 +142,7 @@ def not_finite(data: Rollouts, name: str) -> Any:
 # What is refused, and words that the error has.
 REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "no hierarchy": (configured(hierarchy=""), ("policy_loss.hierarchy is not set", "path.py:NAME")),
-    "an unknown hierarchy": (configured(hierarchy="fiberpo_domian"), ("fiberpo_domian", "fiberpo_domain")),
     "an unknown parameter": (configured(parameters={"C_family": 0.1}), ("C_family", "C_domain")),
-    "a parameter out of bounds": (configured(parameters={"epsilon": -1.0}), ("epsilon", "-1")),
-    "labels of no stratum": (configured(labels={"family": "uid"}), ("family", "domain")),
     "unknown metrics": (configured(metrics="some"), ("'some'", "'levels', 'all'")),
     "another backend": (configured(backend="cobol"), ("cobol", "torch")),
     "another loss mode": (configured(loss_mode="gspo"), ("loss_mode=gspo", "loss_mode=fibration")),
@@ -220,9 +217,7 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         lambda data: trained(data, {}, data_source=NonTensorData(["math"] * 20, batch_size=[20])),
         ("row 0 has ['math', 'math',", "'data_source'"),
     ),
-    "labels that are dicts": (lambda data: labelled(data, {"of": "math"}), ("row 3 has {'of': 'math'}",)),
     "no label": (lambda data: labelled(data, None), ("row 3 has None in the field 'data_source'",)),
-    "a label that is NaN": (lambda data: labelled(data, float("nan")), ("row 3 has nan in the field 'data_source'",)),
     "what sampled, of a field that lacks": (
         lambda data: trained(data, OF_THREE, rollout_log_probs=None),
         ("log_prob(rollout)", "no field 'rollout_log_probs'", "calculate_log_probs=true", "bypass_mode=false"),
