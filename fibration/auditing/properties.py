@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fibration.auditing.batch import UNDER, Batch, Floats, Padding, Row, drawn, on_policy, probe, small, steps
+from fibration.auditing.batch import OLD, UNDER, Batch, Floats, Padding, Row, drawn, on_policy, probe, small, steps
 from fibration.auditing.formula import Untraced, free
 from fibration.auditing.function import Found, Function
 from fibration.auditing.record import Traced
@@ -333,22 +334,40 @@ def sign(f: Function) -> Finding | None:
     return Finding("sign", "holds", "at ratio 1 every token is pushed with its advantage")
 
 
+def _aims(f: Function) -> Callable[[Batch], Floats] | None:
+    """What tokens are pushed by at ratio 1, beside μ: advantages; a teacher's lead; what a critic's value lacks."""
+    if f.reads_advantages:
+        first = first_update(f)
+        return (lambda b: b.advantages) if first is not None and first.status == "holds" else None
+    if f.moves == "values" and "returns" in f.roles:
+        return lambda b: b.of("returns") - b.of("values")
+    if "teacher_log_probs" in f.roles and not f.reads_rewards:
+        return lambda b: b.of("teacher_log_probs") - b.of("log_probs")
+    return None
+
+
+def _at_ratio_1(b: Batch) -> Batch:
+    """The batch with the old policy's log-probs for the current one, which alone is moved."""
+    return replace(b, rows=tuple(replace(r, log_probs=r.old_log_probs) for r in b.rows))
+
+
 def normaliser(f: Function) -> Finding | None:
     """What the loss divides by, and by what the loss of each micro-batch is multiplied."""
-    if not f.reads_advantages or (first := first_update(f)) is None or first.status != "holds":
+    if (aims := _aims(f)) is None:
         return None  # then there is no μ
+    batches = on_policy() if f.reads_advantages else tuple(_at_ratio_1(b) for b in small())
 
     def uneven(b: Batch) -> bool:
-        if not b.advantages.all():
+        if not aims(b).all():
             return False
-        mu = f.evaluate(b).coefficients / b.advantages
+        mu = f.evaluate(b).coefficients / aims(b)
         sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
         return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, sums / np.array(b.lengths)))
 
     found: list[float] = []
     counts: list[tuple[int, ...]] = []
-    for b in on_policy():
-        found += (f.evaluate(b).coefficients / b.advantages).tolist()
+    for b in batches:
+        found += (f.evaluate(b).coefficients / aims(b)).tolist()
         rows = [(row.group, n) for row, n in zip(b.rows, b.lengths, strict=True)]
         of_batch = len(rows), b.tokens, max(b.lengths), len({g for g, _ in rows})
         for group, n in rows:
@@ -366,10 +385,16 @@ def normaliser(f: Function) -> Finding | None:
         words = NORMALISERS.get(e, " ÷ ".join([" × ".join([SUM, *times]), *over]))
         is_one, is_right = abs(k[0] - 1) < MU, e in NORMALISERS or any(e[OF_BATCH + 1 :])
         text = f"μ is {words}{'' if is_one else f' × {k[0]:.6g}'}; multiply the loss of a micro-batch by {_share(e)}"
-        at = None if is_one and is_right else on_policy()[0] if not is_one else first_failure(f, uneven, on_policy())
+        is_one |= not f.reads_advantages and k[0] > 0  # a critic or a teacher has a factor of its own
+        at = None if is_one and is_right else batches[0] if not is_one else first_failure(f, uneven, batches)
         return Finding("normaliser", "fails" if at else "holds" if e in NORMALISERS else "note", text, at)
 
-    at = first_failure(f, uneven, on_policy())
+    if not f.reads_advantages:
+        lead = "returns − values" if f.moves == "values" else "log π_teacher − log π. Is that not detached?"
+        return Finding(
+            "normaliser", "note", f"not seen: where nothing has moved, the gradient is in no proportion to {lead}"
+        )
+    at = first_failure(f, uneven, batches)
     text = ": neither rows nor tokens weigh the same" if at else ""
     return Finding("normaliser", "fails" if at else "note", f"μ is no mean or sum of tokens or rows{text}", at)
 
@@ -433,8 +458,32 @@ def slope(f: Function, x: Floats, sign: float) -> Floats:
 BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
 
 
+def _sides_of_values(f: Function) -> Finding:
+    """Where a clip stops values: those that have come nearer to their returns than its width, not those that have gone."""
+
+    def valued(x: Floats, sign: float) -> Batch:
+        """Values `x` above the old ones, and returns that are far above them, or below."""
+        there = (OLD + 20 * sign,)
+        return Batch(tuple(replace(r, rollout_log_probs=there) for r in probe(x, np.ones(len(x))).rows))
+
+    x = steps(3.0)
+    for sign in (1.0, -1.0):
+        stopped, nearer = f.evaluate(valued(x, sign)).coefficients == 0, x * sign > 0
+        if stopped[~nearer].any() and not stopped[nearer].any():
+            text = (
+                "a bound stops values on their way back to their returns, and none that have come nearer: min for max?"
+            )
+            return Finding("sides", "fails", text, valued(x[stopped & ~nearer][:1], sign))
+    if not stopped[nearer].any():
+        return Finding("sides", "holds", "no bound stops a value")
+    edge = _edge(lambda y: f.evaluate(valued(y, -1.0)).coefficients, x[nearer], stopped[nearer])
+    return Finding("sides", "holds", f"a bound stops values that have come nearer to their returns by {abs(edge):.6g}")
+
+
 def sides(f: Function) -> Finding | None:
     """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
+    if f.moves == "values" and {"old_values", "returns"} <= f.roles:
+        return _sides_of_values(f)
     if not f.reads_advantages:
         return None
     x, said, both = steps(3.0), list[str](), list[str]()  # further out, soft gates are 0 but for rounding
@@ -453,7 +502,7 @@ def sides(f: Function) -> Finding | None:
         edges = {}
         for way, name in ((outward, "outward"), (~outward, "inward")):
             if stopped[way].any():
-                edges[name] = _edge(f, x[way], stopped[way], a)
+                edges[name] = _edge(partial(slope, f, sign=a), x[way], stopped[way])
                 said.append(f"{name} ones with A {sign} at the ratio {np.exp(edges[name]):.6g}")
         if len(edges) == 2 and abs(edges["inward"]) < 2 * abs(edges["outward"]):  # the bound of a dual clip is further
             both.append(f"with A {sign} a bound also stops ratios on their way back to 1, {BACK}")
@@ -467,14 +516,14 @@ def sides(f: Function) -> Finding | None:
     return Finding("sides", "note", "; ".join([stops, *both])) if both else Finding("sides", "holds", stops)
 
 
-def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float:
-    """The log ratio nearest to 0 at which the gradient becomes 0."""
+def _edge(gradient: Callable[[Floats], Floats], x: Floats, stopped: NDArray[np.bool_]) -> float:
+    """The log ratio, or the value, nearest to 0 at which the gradient becomes 0."""
     order = np.argsort(np.abs(x))
     first = int(np.argmax(stopped[order]))
     closed, open_ = x[order[first]], x[order[first - 1]] if first else 0.0
     for _ in range(40):
         middle = (closed + open_) / 2
-        if slope(f, np.array([middle]), a)[0] == 0:
+        if gradient(np.array([middle]))[0] == 0:
             closed = middle
         else:
             open_ = middle
