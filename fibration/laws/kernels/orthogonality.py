@@ -9,6 +9,7 @@ search looks for a small quiver on which the sum is not 0.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,6 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Witness
 from fibration.laws.kernels.kernel_search import Cover, residuals_that_do_not_sum_to_0
-from fibration.laws.kernels.projections import Projections
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
 from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.structure import common_coarsening, edges, in_one_chain, through_pairs
@@ -133,7 +133,7 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
             return _Open("several common coarsenings", found, through_pairs(h, u, w, tuple(meets)))
     if not pairs or any(shape.leaves_over(u) != shape.leaves_over(w) for u, w in pairs):
         return _partly(h, v)
-    crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
+    crossing = list(dict.fromkeys((u, w) if h.strata.index(u) < h.strata.index(w) else (w, u) for u, w in pairs))
     # balance of finer strata implies that of the strata that they lie over
     finest = [p for p in crossing if not any(q != p and _implies(h, q, p) for q in crossing)]
     assume = [balanced(a, b) for a, b in finest]
@@ -149,19 +149,15 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     )
 
 
-def _ordered(h: Hierarchy, pair: tuple[Stratum, Stratum]) -> tuple[Stratum, Stratum]:
-    first, second = sorted(pair, key=h.strata.index)
-    return first, second
-
-
 def _implies(h: Hierarchy, finer: tuple[Stratum, Stratum], coarser: tuple[Stratum, Stratum]) -> bool:
-    """Whether balance of the finer pair implies balance of the coarser pair."""
+    """Whether balance of a pair implies balance of strata that it lies over, if both pairs meet in the same strata."""
     shape = h.shape
     along = any(
         all(c in (f, *shape.coarser(f)) for f, c in zip(finer, turned, strict=True))
         for turned in (coarser, coarser[::-1])
     )
-    return along and shape.meets(*finer) == shape.meets(*coarser)
+    one_set = len({shape.leaves_over(s) for s in (*finer, *coarser)}) == 1
+    return along and one_set and shape.meets(*finer) == shape.meets(*coarser)
 
 
 def _partly(h: Hierarchy, v: Stratum) -> _Open:
@@ -198,6 +194,61 @@ def _by_projection(h: Hierarchy, v: Stratum) -> str | _Open:
             return _partly(h, v)
         return f"least squares: P_u ρ = 0 for u = {', '.join(s.name for s in up)}, on every index of full rank"
     return _partly(h, v) if any(f.target in spanned for f in shape.below(v)) else _by_algebra(h, v)
+
+
+# ---------------------------------------------------------------- products of projections
+
+
+class Projections:
+    """Products of the projections `P_u = E_m[. | u]` of the strata coarser than one, as far as they are known."""
+
+    def __init__(self, h: Hierarchy, v: Stratum) -> None:
+        self.h, self.shape, self.v, self.c = h, h.shape, v, h.shape.moebius(v)
+        self.used: dict[tuple[Stratum, Stratum], tuple[Stratum, Balanced]] = {}
+
+    def product(self, u: Stratum, w: Stratum) -> Stratum | tuple[Stratum, Stratum]:
+        """The stratum onto which `P_u P_w` projects; the pair `(u, w)` if that is not known."""
+        if w == u or w in self.shape.coarser(u):
+            return w
+        if u in self.shape.coarser(w):
+            return u
+        meets = self.shape.meets(u, w)
+        if len(meets) == 1:
+            for a in self.h.assume:
+                if isinstance(a, Balanced) and _implies(self.h, (a.first, a.second), (u, w)):
+                    self.used[u, w] = meets[0], a
+                    return meets[0]
+        return u, w
+
+    def terms(self, u: Stratum) -> Counter[Stratum | tuple[Stratum, Stratum]]:
+        """`P_u ρ_v = P_u - Σ_w c_w P_u P_w`, as multiples of projections."""
+        found: Counter[Stratum | tuple[Stratum, Stratum]] = Counter({u: 1})
+        for w, c in self.c.items():
+            found[self.product(u, w)] -= c
+        return found
+
+    def vanishes(self, u: Stratum) -> bool:
+        return not any(self.terms(u).values())
+
+    def opaque(self, failed: list[Stratum]) -> list[tuple[Stratum, Stratum]]:
+        return [p for u in failed for p, n in self.terms(u).items() if n and isinstance(p, tuple)]
+
+    def line(self, nearest: list[Stratum]) -> str:
+        residual = _sum([("s", 1), *((f"s_{w}", -c) for w, c in self.c.items())])
+        u, coarser = nearest[0], self.shape.coarser(self.v)
+        parts = [(f"P_{u}", 1), *((f"P_{self.product(u, w)}", -c) for w, c in self.c.items())]
+        rest = f", and so over {', '.join(s.name for s in coarser if s != u)}" if len(coarser) > 1 else ""
+        reasons = dict.fromkeys(f"P_{a} P_{b} = P_{z} by {a_!r}" for (a, b), (z, a_) in self.used.items() if a == u)
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        return f"P_{u}({residual}) = {_sum(parts)} = 0{why}{rest}"
+
+
+def _sum(terms: list[tuple[str, int]]) -> str:
+    text = ""
+    for name, n in terms:
+        shown = name if abs(n) == 1 else f"{abs(n)}·{name}"
+        text += f" {'-' if n < 0 else '+'} {shown}" if text else shown
+    return text
 
 
 LAW = Law("orthogonality", STATEMENT, decide_orthogonality)

@@ -11,7 +11,7 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -39,7 +39,7 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import cancelled, from_sympy
-from fibration.language.traversal import applications, atoms, rewrite
+from fibration.language.traversal import applications, atoms, evaluate, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, differentiate, has_residual
@@ -47,14 +47,14 @@ from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
-from fibration.laws.on_policy.at_ratio_one import reference_is_zero
+from fibration.laws.on_policy.expansion import reference_is_zero
 from fibration.laws.remedies import Offers, bounded, gate_to_write
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import Dual, Real, slopes_of, value_of
+from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.intervals import Series, Unsure, branching, evaluate_series
 from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between
@@ -236,11 +236,19 @@ class _Gate:
         here = Point.alike(self.h, self.concrete, (self.advantage,) * n, (self.base,) * n)
         return {a: value_of(here.value_at(a, self.stratum, self.element)) for a in read}
 
+    def reads(self, rho: Any, density: Any) -> Callable[[Expression], Any]:
+        """What the gate reads: the residual, one density for every coarser element, and numbers of the batch."""
+        given = {residual: rho, advantage: self.advantage, **self.beside_it}
+
+        def atom(a: Expression) -> Any:
+            if isinstance(a, Density):
+                return density
+            return given[a] if a in given else self.concrete.atom(a, self.stratum, self.element)
+
+        return atom
+
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
-        bound: dict[Expression, Fraction] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate, Density)}
-        bound |= {advantage: self.advantage, residual: rho}
-        return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
+        return attempt(lambda: evaluate(self.gate, self.reads(rho, density)))
 
     def value_off(self, density: Fraction) -> _Off | None:
         """How the value at residual 0 is not 0; None if it is 0."""
@@ -294,27 +302,17 @@ class _Gate:
 
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, without the stopped parts."""
-        bound: dict[Expression, Real] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate, Density)}
-        bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
-
-        def atom(a: Expression) -> Real:
-            return bound[a] if a in bound else self.concrete.atom(a, self.stratum, self.element)
-
-        found = attempt(lambda: differentiate(self.gate, atom))
+        moving = self.reads(Dual(rho, {0: Fraction(1)}), density)
+        found = attempt(lambda: differentiate(self.gate, moving))
         return None if found is None else slopes_of(found).get(0, Fraction(0))
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
         """Value and slope as the residual leaves 0 on one side; (0, 1) if that is possible, None if unknown."""
-        moving: dict[Expression, Series] = {a: Series.of(Fraction(0), density) for a in atoms(self.gate, Density)}
-        moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
-
-        moving |= {a: Series.of(value) for a, value in self.beside_it.items() if not a.is_condition}
+        read = self.reads(Series.of(Fraction(0), Fraction(sign)), Series.of(Fraction(0), density))
 
         def atom(a: Expression) -> Any:
-            if a in moving or a in self.beside_it:
-                return moving[a] if a in moving else self.beside_it[a]
-            return Series.of(self.concrete.atom(a, self.stratum, self.element))
+            value = read(a)
+            return value if a.is_condition or isinstance(value, Series) else Series.of(value)
 
         try:
             found = evaluate_series(self.gate, atom)
