@@ -15,7 +15,6 @@ from fibration.language.order import Ordered
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.pieces import Line, pieces
-from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
@@ -106,21 +105,16 @@ def recovery_slopes(subject: Subject, channel: str) -> Signs:
 
     They are those of the recovery R alone. `R(F(r)) = r` says nothing of R beyond the values of F, and gates go there.
     """
-    h = subject.hierarchy
-    found = (_slope_signs(normal_recovery(h, leaf), symbol(gated(channel)), subject.at(leaf)) for leaf in h.leaves)
-    return frozenset().union(*found)
-
-
-def _slope_signs(formula: Expression, variable: Any, assume: Assumptions) -> Signs:
-    try:
-        branches = cases(formula, assume)
-    except TooManyCases:
-        return BOTH
-    found: Signs = frozenset()
-    for case in branches:
-        if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
+    h, variable, found = subject.hierarchy, symbol(gated(channel)), frozenset[int]()
+    for leaf in h.leaves:
+        try:
+            branches = cases(normal_recovery(h, leaf), assume := subject.at(leaf))
+        except TooManyCases:
             return BOTH
-        found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
+        for case in branches:
+            if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
+                return BOTH
+            found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
     return found
 
 

@@ -159,9 +159,10 @@ def element_of_two_masses(h: Hierarchy) -> Witness | None:
             return None
         (stratum, element), *ways = found
         (value, one), (other_value, other) = ((rounded(m, tolerance), by) for m, by in ways)
+        layout = lies(concrete, concrete.shape.crossings()[0])
         text = (
             f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
-            f"{other}{_layout(concrete)}"
+            f"{other}{f' ({layout})' * bool(layout)}"
         )
         values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
         return Witness.on(concrete, text, values)
@@ -204,12 +205,6 @@ def _contradiction(shape: Shape, concrete: Concrete, tolerance: Fraction) -> tup
             return None
         fine, coarse, k = upward
         mass[coarse] = mass[fine][0] / k, f"{fine[0]} {fine[1] + 1}"
-
-
-def _layout(concrete: Concrete) -> str:
-    """Where the elements of the first stratum with several coarser neighbours lie."""
-    text = lies(concrete, concrete.shape.crossings()[0])
-    return f" ({text})" if text else ""
 
 
 LAW = Law("coherent", STATEMENT, decide_coherent, may_be_given_up=False)

@@ -263,8 +263,13 @@ class _Gate:
 
         `density`: in units of the residual.
         """
-        if off := self.stopped_off(density, sides):
-            return off
+        stops = bool(applications(self.gate, "stop"))  # then the slope at 0, or near 0 at every step
+        for steps in ((Fraction(0),), *(tuple(sign * s for s in STEPS) for sign in sides)) if stops else ():
+            slopes = (self.slope(step, abs(step) * density) for step in steps)
+            found = [s for s in slopes if s is not None and abs(s - 1) > CLOSE]
+            if len(found) == len(steps):
+                words = f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
+                return _Off(words, "slope", density)
         for sign in sides:
             line = self.line(density, sign)
             if line == (0, 1) or (line is None and not self.stays_off(density, sign)):
@@ -273,32 +278,19 @@ class _Gate:
                 value = self.value(step, abs(step) * density)
                 if value is None:
                     return _Off(f"g({shown(step)}) {NO_VALUE}", "slope", density, has_no_value=True)
-                if line is None or _is_seen(value, step, *line):
-                    words = f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
-                    return _Off(words, "slope", density)
-        # without residuals below 0, tokens at 0 may be those of the other channel
-        return self.kink_off() if not density and len(sides) == 2 else None
-
-    def kink_off(self) -> _Off | None:
-        """How the slope at 0 itself, of the branch that holds there, is not 1 or has no value; None if it is 1."""
-        slope = self.slope(Fraction(0), Fraction(0))
-        if slope is None:
-            return _Off("g'(0) is not a number: a root of 0 has no slope", "slope", Fraction(0), has_no_value=True)
-        if abs(slope - 1) <= CLOSE:
-            return None
-        return _Off(f"g'(0) = {in_brief(slope)}, not 1: the branch at 0 is differentiated", "slope", Fraction(0))
-
-    def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> _Off | None:
-        """How a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; None if it has not."""
-        if not applications(self.gate, "stop"):
-            return None
-        for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
-            found = [self.slope(step, abs(step) * density) for step in steps]
-            if all(s is not None and abs(s - 1) > CLOSE for s in found):
-                assert found[0] is not None
-                words = f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
-                return _Off(words, "slope", density)
-        return None
+                expected = step if line is None else line[0] + line[1] * step
+                # clearly nearer to the line on which the gate leaves 0 than to the residual
+                if line is None or abs(value - expected) <= abs(expected - step) / 2:
+                    of = value / step
+                    slope = f"1 + {shown(of - 1)}" if in_brief(of) == "1" != of else in_brief(of)
+                    return _Off(f"g({shown(step)}) = {in_brief(value)}, a slope of {slope}, not 1", "slope", density)
+        if density or len(sides) == 1:
+            return None  # without residuals below 0, tokens at 0 may be those of the other channel
+        at_zero = self.slope(Fraction(0), Fraction(0))
+        if at_zero is None:
+            return _Off("g'(0) is not a number: a root of 0 has no slope", "slope", density, has_no_value=True)
+        words = f"g'(0) = {in_brief(at_zero)}, not 1: the branch at 0 is differentiated"
+        return _Off(words, "slope", density) if abs(at_zero - 1) > CLOSE else None
 
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, without the stopped parts."""
@@ -330,16 +322,6 @@ class _Gate:
         if any(d is not None and d <= (1 + abs(density)) / 10**6 for d in off):
             return False
         return None in off or off[-1] > off[0] * Fraction(99, 100)  # type: ignore[operator]
-
-
-def _is_seen(value: Fraction, step: Fraction, start: Fraction, slope: Fraction) -> bool:
-    """Whether a value lies clearly nearer to the line on which the gate leaves 0 than to the residual."""
-    expected = start + slope * step
-    return abs(value - expected) <= abs(expected - step) / 2
-
-
-def _slope(value: Fraction) -> str:
-    return f"1 + {shown(value - 1)}" if in_brief(value) == "1" != value else in_brief(value)
 
 
 LAW = Law("identity", STATEMENT, decide_identity)
