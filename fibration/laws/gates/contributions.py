@@ -12,7 +12,7 @@ from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum, Summary, advantage
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, ZERO, Signs, where
+from fibration.language.operators import ANY, NOT_ZERO, ZERO, Signs, where
 from fibration.language.policies import LogProb
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy
 from fibration.laws.gates.pieces import Line, extremes
@@ -165,16 +165,13 @@ def _conditions(line: Line, assume: Assumptions) -> dict[Any, Signs]:
 
 def _where(d: Any, signs: Signs, value: Any, other: Any, assume: Assumptions) -> Any:
     """A value where an expression has some signs, and another value elsewhere: the larger or the smaller, if it is."""
-    if not {value, other} & {oo, -oo}:
-        side = assume.signs((value - other) * d)
-        if signs in (POSITIVE, NOT_NEGATIVE):
-            side = frozenset(-s for s in side)
-        if 0 in assume.signs(d):  # there the product says nothing
-            met = assume.with_signs({d: ZERO}).signs(value - other)
-            side |= met if 0 not in signs else frozenset(-s for s in met)
-        if signs not in (ZERO, NOT_ZERO) and 1 not in side:
+    if not {value, other} & {oo, -oo} and signs not in (ZERO, NOT_ZERO):
+        where_it_holds, elsewhere = (
+            assume.with_signs({d: held}).signs(value - other) for held in (signs, assume.signs(d) - signs)
+        )
+        if -1 not in where_it_holds and 1 not in elsewhere:
             return sympy.Max(value, other)
-        if signs not in (ZERO, NOT_ZERO) and -1 not in side:
+        if 1 not in where_it_holds and -1 not in elsewhere:
             return sympy.Min(value, other)
     e = from_sympy(d)
     holds = {(1,): e > 0, (0, 1): e >= 0, (-1,): e < 0, (-1, 0): e <= 0, (0,): (e >= 0) & (e <= 0)}

@@ -195,22 +195,22 @@ def subspace(subject: Subject) -> Stratum | None:
         return None
     if any(v.law == "identity" and v.subject == "reference" for v in subject.verdicts):
         return None
-    germs = [(s, subject.germ(gate, s)) for s, _, gate in gates(h)]
-    wrong = {s for s, germ in germs if not (germ.value_ok and germ.slope_ok)}
+    germs = {(s, channel): subject.germ(gate, s) for s, channel, gate in gates(h)}
+    wrong = {s for (s, _), germ in germs.items() if not (germ.value_ok and germ.slope_ok)}
     below_all = (s for s in reversed(h.order) if shape.above(s) and shape.leaves_over(s) == set(h.leaves))
     good = next((s for s in below_all if wrong <= set(shape.finer(s))), None)
     if good is None or not (shape.is_tree or (usable(subject) and _residuals_vanish(subject, good))):
         return None
     alike: dict[object, list[Slope]] = {}  # of one gate, and of gates whose residuals sum to 0 only together
-    for stratum, germ in germs:
+    for (stratum, channel), germ in germs.items():
         if stratum in shape.finer(good):
             if not germ.value_ok or germ.slopes is None:
                 return None
             slopes = [({d: v for d, v in held if is_constant(h, d, good)}, slope) for held, slope in germ.slopes]
-            alike.setdefault(stratum, []).extend(slopes)
+            alike[stratum, channel] = slopes
             if shape.leaves_over(stratum) != set(h.leaves):  # such as the branches of a tree
                 beside = shape.below(stratum)[0].target if shape.is_tree else None
-                alike.setdefault(("beside", beside), []).extend(slopes)
+                alike[beside] = [*alike.get(beside, ()), *slopes]
     weight, shares = to_sympy(h.objective.spelled_out(h.leaves, h.rows)), []
     for leaf in h.leaves:
         if (known := back_at_0(subject, leaf)) is None:
