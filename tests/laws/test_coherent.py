@@ -7,7 +7,7 @@ from oracles import quiver_verdicts
 
 from fibration import Fibration, uniform
 from fibration.laws import LAWS
-from fibration.laws.kernels.coherent_blame import mended
+from fibration.laws.kernels.coherent import mended
 from fibration.laws.subject import Subject
 
 

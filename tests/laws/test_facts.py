@@ -33,7 +33,7 @@ from fibration.compiler.ir import Mix
 from fibration.compiler.lower import lower
 from fibration.language.atoms import Stratum, in_channel
 from fibration.language.traversal import evaluate
-from fibration.laws.gates.reach import is_effect
+from fibration.laws.gates.contributions import is_effect
 
 SHAPES = {
     "fiberpo": load("fiberpo"),

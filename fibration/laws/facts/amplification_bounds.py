@@ -28,10 +28,9 @@ from fibration.language.atoms import BATCH, Count, Reading, Stratum, advantage, 
 from fibration.language.hierarchy import gates
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
-from fibration.laws.gates.contributions import Lines, contribution, held, reads_batch, slopes
+from fibration.laws.gates.contributions import Lines, contribution, domain, held, reads_batch, slopes
 from fibration.laws.gates.coordinates import X
 from fibration.laws.gates.pieces import Line, Piece, extremes, text
-from fibration.laws.gates.reach import domain
 from fibration.laws.kernels.fibre_sums import fibre_sum
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases

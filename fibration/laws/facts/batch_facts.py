@@ -18,9 +18,9 @@ from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import applications, atoms, desugar
 from fibration.laws import topic
 from fibration.laws.facts.weights import sampled_from, supremum
+from fibration.laws.gates.contributions import is_effect
 from fibration.laws.gates.coordinates import intensive
 from fibration.laws.gates.pieces import text
-from fibration.laws.gates.reach import is_effect
 from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
 

@@ -19,10 +19,9 @@ from fibration.laws.facts import levels
 from fibration.laws.facts.amplification import amplification
 from fibration.laws.facts.batch_facts import blocks, normaliser, second_moment
 from fibration.laws.facts.weight_sums import weight
-from fibration.laws.gates.contributions import Lines, by_sizes, contribution, reads_batch
+from fibration.laws.gates.contributions import Lines, by_sizes, contribution, domain, is_effect, reach, reads_batch
 from fibration.laws.gates.coordinates import coordinate, lines
 from fibration.laws.gates.pieces import Line, Piece, extremes, text
-from fibration.laws.gates.reach import domain, is_effect, reach
 from fibration.laws.off_policy.further_out import moves_along
 from fibration.laws.signs.neighbourhood import RHO, WORDS
 from fibration.laws.subject import Subject

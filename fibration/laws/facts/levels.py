@@ -33,7 +33,7 @@ from fibration.laws.gates.contributions import Lines
 from fibration.laws.objectives.centred import is_centred
 from fibration.laws.off_policy.reversal import never_reverses, one_advantage
 from fibration.laws.off_policy.reversal_search import reversed_token
-from fibration.laws.on_policy.at_ratio_one import is_one
+from fibration.laws.on_policy.expansion import is_one
 from fibration.laws.subject import Subject
 from fibration.laws.values.numerals import plural
 

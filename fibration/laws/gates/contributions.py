@@ -1,4 +1,4 @@
-"""The contribution of one level to the recovery's argument, and the slopes of its gate, over all its residuals."""
+"""The residuals that reach a gate, and over them its slopes and what its level adds to the recovery's argument."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum, Summary, advantage
-from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, ZERO, Signs, where
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import ANY, NOT_ZERO, ZERO, Signs, where
 from fibration.language.policies import LogProb
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy
 from fibration.laws.gates.pieces import Line, extremes
-from fibration.laws.gates.reach import domain, stays_below
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
@@ -23,6 +23,55 @@ from fibration.laws.subject import Subject
 Lines = Mapping[tuple[Stratum, str], list[Line] | None]
 Ends = tuple[list[Any], list[Any]]  # candidates for an infimum, and for a supremum
 INFINITE = symbol(Reading("inf"))  # in a choice, where the language has no number
+
+
+def is_effect(h: Hierarchy, stratum: Stratum) -> bool:
+    """Whether a residual comes from a least-squares fit, and not from a fixed combination of means."""
+    if h.orthogonalise is None:
+        return False
+    fitted = h.shape.crossed()
+    return stratum in fitted or any(u in fitted for u in h.shape.moebius(stratum))
+
+
+def domain(h: Hierarchy, stratum: Stratum, coordinate: str) -> tuple[Any, Any]:
+    """The residuals that can reach a gate, in intensive units, as far as they are bounded by 0 or -1."""
+    if stratum not in h.roots or is_effect(h, stratum) or coordinate not in ("split", "deviation"):
+        return -oo, oo
+    return (0, oo) if coordinate == "split" else (-1, oo)  # a root sees means of max(±x, 0), or of r - 1
+
+
+def stays_below(h: Hierarchy, stratum: Stratum) -> bool:
+    """Whether an element whose own density is 0 has a residual that is not above 0, when no density is below 0."""
+    return not is_effect(h, stratum) and all(c > 0 for c in h.shape.moebius(stratum).values())
+
+
+def reach(h: Hierarchy, stratum: Stratum, known: str, low: Any, high: Any, assume: Assumptions) -> list[Any] | None:
+    """How large `|x|` may be so that this gate's residual stays in `[low, high]`, whatever the sizes.
+
+    The residual is `s_v - Σ c_u·s_u`, and each mean may be at either end of its range.
+    """
+    below = oo if low == -oo else -low
+    if below == high == oo:
+        return [oo, oo]
+    if is_effect(h, stratum):
+        return None
+    factors = h.shape.moebius(stratum).values()
+    added = 1 + sum(-c for c in factors if c < 0)  # how often means count with a plus, and how often with a minus
+    taken = sum(c for c in factors if c > 0)
+    if known == "deviation":
+        if not taken:
+            room = frozenset({0}) if below == oo else assume.signs(1 + low)
+            down = oo if room <= {-1, 0} else -sympy.log(1 + low) if room == {1} else None
+            return None if down is None else [oo if high == oo else sympy.log(1 + high), down]
+        if added != taken:
+            return None
+        # at opposite ends of [exp(-R) - 1, exp(R) - 1]: 2 sinh(R) apart
+        ends = (v if v == oo else v / added for v in (below, high))
+        return [v if v == oo else sympy.log(v / 2 + sympy.sqrt(1 + v**2 / 4)) for v in ends]
+    if known == "split":  # means of max(±x, 0) lie in [0, R]
+        up = [high if high == oo else high / added]
+        return [below if below == oo else below / taken, *up] if taken else up
+    return [v if v == oo else v / (added + taken) for v in (below, high)]  # means lie in [-R, R]
 
 
 def reads_batch(value: Any) -> bool:
@@ -116,16 +165,13 @@ def _conditions(line: Line, assume: Assumptions) -> dict[Any, Signs]:
 
 def _where(d: Any, signs: Signs, value: Any, other: Any, assume: Assumptions) -> Any:
     """A value where an expression has some signs, and another value elsewhere: the larger or the smaller, if it is."""
-    if not {value, other} & {oo, -oo}:
-        side = assume.signs((value - other) * d)
-        if signs in (POSITIVE, NOT_NEGATIVE):
-            side = frozenset(-s for s in side)
-        if 0 in assume.signs(d):  # there the product says nothing
-            met = assume.with_signs({d: ZERO}).signs(value - other)
-            side |= met if 0 not in signs else frozenset(-s for s in met)
-        if signs not in (ZERO, NOT_ZERO) and 1 not in side:
+    if not {value, other} & {oo, -oo} and signs not in (ZERO, NOT_ZERO):
+        where_it_holds, elsewhere = (
+            assume.with_signs({d: held}).signs(value - other) for held in (signs, assume.signs(d) - signs)
+        )
+        if -1 not in where_it_holds and 1 not in elsewhere:
             return sympy.Max(value, other)
-        if signs not in (ZERO, NOT_ZERO) and -1 not in side:
+        if 1 not in where_it_holds and -1 not in elsewhere:
             return sympy.Min(value, other)
     e = from_sympy(d)
     holds = {(1,): e > 0, (0, 1): e >= 0, (-1,): e < 0, (-1, 0): e <= 0, (0,): (e >= 0) & (e <= 0)}
@@ -134,23 +180,16 @@ def _where(d: Any, signs: Signs, value: Any, other: Any, assume: Assumptions) ->
     return to_sympy(where(condition, from_sympy(value), from_sympy(other)))
 
 
-def _ends(found: list[Line] | None, low: Any, high: Any) -> Ends | None:
-    """Candidates for the infimum and the supremum of a gate over `[low, high]`."""
-    ranges = [line.range(low, high) for line in found or ()]
-    if found is None or None in ranges:
-        return None
-    return [v for r in ranges for v in r[0]], [v for r in ranges for v in r[1]]  # type: ignore[index]
-
-
 def slopes(stratum: Stratum, channel: str, table: Lines, subject: Subject, known: str) -> Ends | None:
     """Candidates for the least and the largest slope of a gate."""
     found = table[stratum, channel]
     if found is None or any(is_kinked(p.value) for line in found for p in line.pieces):
         return None
-    ends = _ends(list(map(slope_of, found)), *domain(subject.hierarchy, stratum, known))
-    if ends is None:
+    ends = [slope_of(line).range(*domain(subject.hierarchy, stratum, known)) for line in found]
+    if None in ends:
         return None
-    return extremes(ends[0], subject.assume, -1), extremes(ends[1], subject.assume, 1)
+    lows, highs = ([v for end in ends if end for v in end[k]] for k in (0, 1))
+    return extremes(lows, subject.assume, -1), extremes(highs, subject.assume, 1)
 
 
 def slope_of(line: Line) -> Line:

@@ -12,10 +12,9 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import Signs
 from fibration.language.order import Ordered
-from fibration.language.sympy_bridge import cancelled, symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.pieces import Line, pieces
-from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
@@ -51,7 +50,6 @@ def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
     channels = h.decomposition.channels
     back = [symbol(gated(c)) for c in channels]
     recovery = to_sympy(normal_recovery(h, leaf))
-    log_argument = recovery.args[0] if isinstance(recovery, sympy.exp) else None
     densities = [cancel(h.with_mass(h.decomposition[channel], leaf) / m) for channel in channels]
     known = [subject.at(leaf).with_signs({X: frozenset({s})}) for s in (-1, 0, 1)]
     try:
@@ -75,17 +73,15 @@ def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
                 return False
         return True
 
-    zero, deviation = sympy.Integer(0), sympy.exp(X) - 1
-    if len(channels) == 2:
-        if any(not vanishes(c.slope(X).subs(X, 0) - 1) for c in at_once):
-            return ""  # at 0 a token has both channels, or none
-        if log_argument is not None and vanishes(log_argument - back[0] + back[1]):
-            return "split" if are((zero, X), (-X, zero)) else ""
-        apart = vanishes(recovery - 1 - back[0] + back[1]) and are((zero, deviation), (-deviation, zero))
-        return "split deviation" if apart else ""
-    if log_argument is not None and vanishes(log_argument - back[0]) and are((X, X)):
-        return "log"
-    return "deviation" if vanishes(recovery - 1 - back[0]) and are((deviation, deviation)) else ""
+    zero, is_split = sympy.Integer(0), len(channels) == 2
+    if is_split and any(not vanishes(c.slope(X).subs(X, 0) - 1) for c in at_once):
+        return ""  # at 0 a token has both channels, or none
+    argument = back[0] - back[1] if is_split else back[0]
+    for name, inverse, own in (("log", sympy.log(recovery), X), ("deviation", recovery - 1, sympy.exp(X) - 1)):
+        expected = ((zero, own), (-own, zero)) if is_split else ((own, own),)
+        if vanishes(inverse - argument) and are(*expected):
+            return {"log": "split", "deviation": "split deviation"}[name] if is_split else name
+    return ""
 
 
 def is_logarithmic(h: Hierarchy) -> bool:
@@ -109,21 +105,16 @@ def recovery_slopes(subject: Subject, channel: str) -> Signs:
 
     They are those of the recovery R alone. `R(F(r)) = r` says nothing of R beyond the values of F, and gates go there.
     """
-    h = subject.hierarchy
-    found = (_slope_signs(normal_recovery(h, leaf), symbol(gated(channel)), subject.at(leaf)) for leaf in h.leaves)
-    return frozenset().union(*found)
-
-
-def _slope_signs(formula: Expression, variable: Any, assume: Assumptions) -> Signs:
-    try:
-        branches = cases(formula, assume)
-    except TooManyCases:
-        return BOTH
-    found: Signs = frozenset()
-    for case in branches:
-        if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
+    h, variable, found = subject.hierarchy, symbol(gated(channel)), frozenset[int]()
+    for leaf in h.leaves:
+        try:
+            branches = cases(normal_recovery(h, leaf), assume := subject.at(leaf))
+        except TooManyCases:
             return BOTH
-        found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
+        for case in branches:
+            if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
+                return BOTH
+            found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
     return found
 
 
@@ -131,10 +122,3 @@ def composed(h: Hierarchy, leaf: Stratum) -> Expression:
     """`R(F(r))` of one token, as an expression in its log ratio."""
     split = h.decomposition
     return h.with_mass(substitute(split.recovery, {gated(c): e for c, e in split.densities}), leaf)
-
-
-def log_of(ratio: Any) -> Any:
-    """`log` of a branch-free ratio, with `exp(a)/exp(b)` and `1 + (exp(x) - 1)` taken apart."""
-    ratio = ratio.replace(sympy.exp, lambda a: sympy.exp(cancelled(sympy.together(a))))
-    ratio = sympy.powsimp(sympy.expand(sympy.together(ratio)))
-    return ratio.args[0] if isinstance(ratio, sympy.exp) else sympy.log(ratio)

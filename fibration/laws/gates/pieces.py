@@ -17,16 +17,8 @@ from sympy import oo
 from fibration.language.atoms import Density
 from fibration.language.expressions import Expression
 from fibration.language.operators import Signs
-from fibration.language.polynomials import Polynomial, Quotient, TooLarge, as_quotient, constant, variable
-from fibration.language.sympy_bridge import (
-    ATOM_OF,
-    atom_expression,
-    atom_number,
-    from_quotient,
-    quotient,
-    show,
-    vanishes,
-)
+from fibration.language.polynomials import TooLarge
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_quotient, quotient, show, vanishes
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
@@ -191,20 +183,6 @@ def has_slope(symbol: Any) -> bool:
     return symbol == RHO or isinstance(ATOM_OF[symbol], Density)
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """A difference that changes sign once along the residual: the index of that breakpoint, and the slope's sign."""
-
-    place: int
-    slope: int
-
-    def sign(self, low: int, high: int) -> int:
-        """Its sign on the open interval between the breakpoints of two indices, or at one (`low == high`)."""
-        if low == high:
-            return self.slope * ((high > self.place) - (high < self.place))
-        return self.slope if low >= self.place else -self.slope
-
-
 def _line(members: list[Case], assume: Assumptions) -> Line | None:
     roots: dict[Any, tuple[Any, int]] = {}
     for d in dict.fromkeys(d for case in members for d, _ in case.signs if d.has(RHO)):
@@ -219,68 +197,38 @@ def _line(members: list[Case], assume: Assumptions) -> Line | None:
     ordered = _sorted(points, assume)
     if ordered is None:
         return None
-    table = {
-        d: _Affine(next(i for i, p in enumerate(ordered) if vanishes(p - root)), slope)
-        for d, (root, slope) in roots.items()
-    }
+    # breakpoints have the places 0, 2, 4, ... along the line, and what lies between them has the odd places
+    place = {d: next(2 * i for i, p in enumerate(ordered) if vanishes(p - root)) for d, (root, _) in roots.items()}
     bounds = [-oo, *ordered, oo]
     result = []
-    for i in range(len(bounds) - 1):
-        # a breakpoint's index is one less than in `bounds`; -1 is below all of them
-        for low, high in ((i - 1, i), (i, i)) if i < len(ordered) else ((i - 1, i),):
-            value = _value_on(low, high, members, table)
-            if value is None:
-                return None
-            result.append(Piece(bounds[low + 1], bounds[high + 1], *value))
+    for here in range(-1, 2 * len(ordered)):
+        found = {d: slope * ((here > place[d]) - (here < place[d])) for d, (_, slope) in roots.items()}
+        case = next((c for c in members if all(found[d] in signs for d, signs in c.signs if d in found)), None)
+        if case is None:
+            return None
+        result.append(Piece(bounds[(here + 2) // 2], bounds[(here + 3) // 2], case.sympy(), case.slope(RHO)))
     return Line(tuple(result), assume)
 
 
 def affine_root(d: Any, assume: Assumptions) -> tuple[Any, int] | None:
     """Where an affine difference vanishes, and the sign of its slope."""
+    slope = cancelled(sympy.diff(d, RHO))
+    signs = frozenset[int]() if slope.has(RHO) else assume.signs(slope)
+    if len(signs) != 1 or signs == {0}:
+        return None
     try:
-        q = quotient(d)
+        root = from_quotient(quotient(-d.subs(RHO, 0)) * quotient(slope) ** -1)
     except (TooLarge, ValueError):
         return None
-    [f, *others] = [f for f in q.factors if _reads_rho(variable(f) if isinstance(f, int) else f)] or [-1]
-    if others or q.factors.get(f) != 1:
-        return None
-    line = variable(f) if isinstance(f, int) else f
-    parts = line.powers(atom_number(RHO))
-    slope, start = parts.pop(1, constant(0)), parts.pop(0, constant(0))
-    if parts or not slope or _reads_rho(slope) or _reads_rho(start):
-        return None
-    rest = Quotient(q.number, {g: p for g, p in q.factors.items() if g != f})
-    signs = assume.signs(from_quotient(rest * as_quotient(slope)))
-    root = from_quotient(-as_quotient(start) * as_quotient(slope) ** -1)
-    return (root, next(iter(signs))) if len(signs) == 1 and signs != {0} else None
-
-
-def _reads_rho(p: Polynomial) -> bool:
-    return any(atom_expression(a).has(RHO) for a in p.atoms)
+    return root, next(iter(signs))
 
 
 def _sorted(points: list[Any], assume: Assumptions) -> list[Any] | None:
-    undecided = False
-
-    def compare(p: Any, q: Any) -> int:
-        nonlocal undecided
-        signs = assume.signs(p - q)
-        if len(signs) != 1:
-            undecided = True
-            return 0
-        return next(iter(signs))
-
-    for i, p in enumerate(points):
-        for q in points[:i]:
-            compare(p, q)
-    return None if undecided else sorted(points, key=cmp_to_key(compare))
-
-
-def _value_on(low: int, high: int, members: list[Case], table: dict[Any, _Affine]) -> tuple[Any, Any] | None:
-    """The branch that holds between two breakpoints, or at one, and its slope."""
-    holds = (c for c in members if all(table[d].sign(low, high) in signs for d, signs in c.signs if d in table))
-    case = next(holds, None)
-    return None if case is None else (case.sympy(), case.slope(RHO))
+    signs = {(p, q): assume.signs(p - q) for q, p in itertools.combinations(points, 2)}
+    if any(len(found) != 1 for found in signs.values()):
+        return None
+    order = {pair: next(iter(found)) for pair, found in signs.items()}
+    return sorted(points, key=cmp_to_key(lambda p, q: order[p, q] if (p, q) in order else -order[q, p]))
 
 
 def text(value: Any) -> str:

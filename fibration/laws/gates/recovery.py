@@ -19,13 +19,13 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import POSITIVE, exp
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.sympy_bridge import show, vanishes
+from fibration.language.sympy_bridge import cancelled, vanishes
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.gates.coordinates import X, composed, log_of
+from fibration.laws.gates.coordinates import X, composed
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.signs.assumptions import Assumptions
@@ -41,17 +41,15 @@ STATEMENT = "R(F(r)) = r for every r > 0"
 
 def decide_recovery(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    arguments = {leaf: recovers_case_by_case(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves}
-    shown_on = [argument for argument in arguments.values() if argument is not None]
-    if len(shown_on) == len(h.leaves):
-        yield proved("decomposition", "; ".join(dict.fromkeys(shown_on)))
+    open_leaf = next((leaf for leaf in h.leaves if not is_recovered(composed(h, leaf), subject.at(leaf))), None)
+    if open_leaf is None:
+        yield proved("decomposition", "R(F(r)) = exp(x) for each sign of the log ratio x")
         return
     lost = next(((leaf, w) for leaf in h.leaves if (w := ratio_not_recovered(h, leaf))), None)
     if lost:
         yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", inverted(h), lost[1])
     else:
-        leaf = next(leaf for leaf, argument in arguments.items() if argument is None)
-        yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", inverted(h))
+        yield undecided("decomposition", f"R(F(r)) = {composed(h, open_leaf)}", inverted(h))
 
 
 def inverted(h: Hierarchy, first: str = "") -> Offers:
@@ -74,28 +72,17 @@ def scaled(make: Callable[..., Decomposition], scale: Expression) -> Decompositi
     return make() if scale == as_expression(1) else make(scale=scale)
 
 
-def recovers_case_by_case(whole: Expression, known: Assumptions) -> str | None:
-    """The proof that `log R(F(r))` is `x`, for each sign of the log ratio `x`; None if it fails."""
-    lines = []
+def is_recovered(whole: Expression, known: Assumptions) -> bool:
+    """Whether `R(F(r))` is shown to be `exp(x)` for each sign of the log ratio `x`."""
     try:
-        for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
-            assume = known.with_signs({X: frozenset({sign})})
-            for case in cases(whole, assume):
-                if not case.defined(assume):
-                    return None
-                log_ratio = log_of(case.sympy())
-                difference = log_ratio - X
-                if sign == 0:
-                    difference = difference.subs(X, 0)
-                if vanishes(difference):
-                    lines.append(f"{word}: log R(F(r)) = {show(log_ratio) if sign else '0'}")
-                elif _is_the_ratio(case.sympy()):
-                    lines.append(f"{word}: R(F(r)) = exp(x)")
-                else:
-                    return None
+        return all(
+            case.defined(assume) and (_is_the_ratio(case.sympy()) if sign else vanishes(case.sympy().subs(X, 0) - 1))
+            for sign in (1, 0, -1)
+            for assume in (known.with_signs({X: frozenset({sign})}),)
+            for case in cases(whole, assume)
+        )
     except TooManyCases:
-        return None
-    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x") or None
+        return False
 
 
 def _is_the_ratio(value: Any) -> bool:
@@ -105,11 +92,11 @@ def _is_the_ratio(value: Any) -> bool:
     roots of `exp(x/n)`, which is above 0.
     """
     value = value.replace(sympy.tanh, lambda a: 1 - 2 / (1 + sympy.exp(2 * a)))
-    multiples = [a.args[0] / X for a in value.atoms(sympy.exp) if a.args[0].has(X)]
+    multiples = [cancelled(a.args[0] / X) for a in value.atoms(sympy.exp) if a.args[0].has(X)]
     if not all(m.is_Rational for m in multiples):
         return False
     e, n = sympy.Dummy("e", positive=True), math.lcm(1, *(m.q for m in multiples))
-    value = value.replace(sympy.exp, lambda a: e ** (a / X * n) if a.has(X) else sympy.exp(a))
+    value = value.replace(sympy.exp, lambda a: e ** (cancelled(a / X) * n) if a.has(X) else sympy.exp(a))
     value = value.replace(lambda v: v.is_Pow and not v.exp.is_Integer, lambda v: sympy.factor(v.base) ** v.exp)
     return not value.has(X) and vanishes(value - e**n)
 

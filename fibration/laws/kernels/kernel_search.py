@@ -10,15 +10,17 @@ from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.order import Ordered
+from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import places_of
+from fibration.laws.batches.coefficients import Place, places_of
 from fibration.laws.batches.concrete import Concrete, Witness, lies, rounding, token_masses
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.values.numerals import in_full, plural, rounded
 
 MOST_ELEMENTS = 60  # of all strata together: sums are taken for each token and each coarser element
 Cover = tuple[Fibration, ...]
+Masses = dict[Stratum, list[Fraction]]
 Fibre = list[tuple[Fibration, int, Fraction | None]]  # source elements over one target element; None: without a value
 
 
@@ -63,7 +65,7 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
             return None
         for leaf, i in places_of(h, concrete):
             for u, members in groups:
-                sums = summed(h, concrete, m, leaf, i, u, members)
+                sums = _sums(h.shape, concrete, m, (leaf, i), u, members)
                 bad = next((b for b, total in enumerate(sums) if abs(total) > tolerance), None)
                 if bad is not None:
                     unit, size = _unit(h, concrete, leaf, i)
@@ -95,28 +97,19 @@ def _groups(h: Hierarchy, v: Stratum) -> Iterator[tuple[Stratum, tuple[Stratum, 
                 yield u, tuple(f.source for f in cover)
 
 
-def summed(
-    h: Hierarchy,
-    concrete: Concrete,
-    m: dict[Stratum, list[Fraction]],
-    leaf: Stratum,
-    token: int,
-    u: Stratum,
-    members: tuple[Stratum, ...],
+def _sums(
+    shape: Shape, concrete: Concrete, m: Masses, token: Place, u: Stratum, members: tuple[Stratum, ...]
 ) -> list[Fraction]:
     """`π_{u*} ρ` for the density that is 1 on one token, on every element of `u`."""
-    shape = h.shape
-
-    def sigma(s: Stratum, e: int) -> int:
-        return int(s in (leaf, *shape.coarser(leaf)) and concrete.below(leaf, token, s) == e)
-
     sums = [Fraction(0)] * concrete.size[u]
+    below = {s: concrete.below(*token, s) for s in (token[0], *shape.coarser(token[0]))}
     for v in members:
-        c = shape.moebius(v)
-        for a in range(concrete.size[v]):
-            base = {w: concrete.below(v, a, w) for w in c}
-            pulled = (n * m[v][a] / m[w][base[w]] * sigma(w, base[w]) for w, n in c.items())
-            sums[concrete.below(v, a, u)] += sigma(v, a) - sum(pulled, Fraction(0))
+        if v in below:
+            sums[below[u]] += 1
+        for w, c in shape.moebius(v).items():
+            for a in range(concrete.size[v]) if w in below else ():
+                if concrete.below(v, a, w) == below[w]:
+                    sums[concrete.below(v, a, u)] -= c * m[v][a] / m[w][below[w]]
     return sums
 
 

@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add, mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
 from fibration.errors import FibrationError, an, listed
 from fibration.language.atoms import Count
 from fibration.language.expressions import Expression, Number, as_expression
-from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.operators import ZERO, Signs
 from fibration.language.report import Cause
@@ -53,7 +52,6 @@ SHARE = "let it be m(a)/m(b) of the measure m that the other kernels spread"
 MEASURE = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
 MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is taken for
 MANY = 8  # branches that may be empty; each set of them is a case
-MOST_WAYS = 8  # if the paths agree, any one of them is enough
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
@@ -167,9 +165,8 @@ def sums_to_1(cover: Cover, subject: Subject) -> Proved | Unknown:
     if len(unsure) > MANY:
         return Unknown(f"with more than {MANY} branches that may be empty, in more ways than are looked at")
     found: list[str] = []
-    some = (empty for n in range(len(unsure) + 1) for empty in itertools.combinations(unsure, n))
-    for empty in (e for e in some if len(e) < len(cover)):
-        case = _sum(cover, empty, unsure, subject)
+    for empty, filled, signs in _by_empty_branches(cover, subject):
+        case = _sum(filled, empty, signs, subject)
         if case is None:
             of = an(cover[0].source) if len(cover) == 1 else _sources(cover)
             return Unknown(f"not linear in the measures of {of}")
@@ -181,6 +178,15 @@ def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
     """The branches that may be empty."""
     target = cover[0].target
     return [f for f in cover if not subject.at(target).presence.present(f.source, target)]
+
+
+def _by_empty_branches(cover: Cover, subject: Subject) -> Iterator[tuple[Cover, Cover, dict[Any, Signs]]]:
+    """Yields each set of branches that may be empty together, the other branches, and the signs of their counts."""
+    unsure, target = _unsure(cover, subject), cover[0].target
+    for n in range(min(len(unsure), len(cover) - 1) + 1):
+        for empty in itertools.combinations(unsure, n):
+            signs = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
+            yield empty, tuple(f for f in cover if f not in empty), signs
 
 
 def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str] | None:
@@ -202,27 +208,21 @@ def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) ->
         top, bottom = sympy.fraction(sympy.together(term))
         if without.signs(top) != {0} or 0 in without.signs(bottom):
             return None
-    lines = _sum(cover, (), (), subject)
+    lines = _sum(cover, (), {}, subject)
     return lines and [f"{line}, also where a branch is empty: its term is 0" for line in lines]
 
 
-def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str] | None:
-    """The sum over a fibre, case by case; None if it is not shown to be 1.
-
-    Of the branches `unsure`, those in `empty` have no element and the others have some.
-    """
-    target, populations = cover[0].target, subject.assume.populations
-    signs: dict[Any, Signs] = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}
-    filled = [f for f in cover if f not in empty]
+def _sum(filled: Cover, empty: Cover, signs: dict[Any, Signs], subject: Subject) -> list[str] | None:
+    """The sum over a fibre without the branches `empty`, case by case; None if it is not shown to be 1."""
     lines = []
     for found in kernel_sums(filled, signs, subject):
         if found is None or not vanishes(found.total - 1):
             return None
-        lines.append(_line(filled, found, empty, populations))
+        lines.append(_line(filled, found, empty, subject.assume.populations))
     return lines or None
 
 
-def _line(filled: list[Fibration], sums: Sums, empty: Cover, known: Populations) -> str:
+def _line(filled: Cover, sums: Sums, empty: Cover, known: Populations) -> str:
     if len(filled) == 1 and not empty:
         f, case = filled[0], sums.cases[0]
         form = _product_form(case, f, known)
@@ -248,12 +248,15 @@ def _product_form(case: Case, f: Fibration, known: Populations) -> str:
 # ---------------------------------------------------------------- the share of a fibration in no cover
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A way along covers from the leaves over a fibration's source to its target, as one kernel from each leaf."""
 
     kernels: tuple[Fibration, ...]
     steps: frozenset[Fibration]
+
+    @property
+    def leaves(self) -> str:
+        return listed(k.source for k in self.kernels)
 
     @property
     def through(self) -> str:
@@ -265,49 +268,44 @@ class Way:
 def decide_share(f: Fibration, wrong: Mapping[Cover, Decision], subject: Subject) -> Decision:
     """Whether the weights of a fibration in no cover sum to the share of the leaves over its source.
 
-    `wrong` holds the covers whose kernels do not reflect: they determine no share.
+    `wrong` holds the covers whose kernels do not reflect: they determine no share. If paths disagree, the share is that
+    of the first (law `coherent`).
     """
-    ways = list(itertools.islice(_ways(subject.hierarchy, f), MOST_WAYS))
-    for way in ways:
-        argument = _sums_to_share(f, way, subject)
-        if argument is not None:
-            return proved(topic.kernel(f), argument)
-    decision = _other_share(f, ways, subject) or _open_share(f, ways[0], subject)
-    failed = next((d for c, d in wrong.items() if any(way.steps & set(c) for way in ways)), None)
+    h = subject.hierarchy
+    steps = {s: next(h.shape.covered_ways(s, f.target)) for s in h.leaves if s in h.shape.leaves_over(f.source)}
+    kernels = (Fibration(s, f.target, MarkovKernel(reduce(mul, (g.weight for g in way)))) for s, way in steps.items())
+    way = Way(tuple(kernels), frozenset(itertools.chain(*steps.values())))
+    argument = _sums_to_share(f, way, subject)
+    if argument is not None:
+        return proved(topic.kernel(f), argument)
+    required = f"the weights over each {f.target} sum to the share of {way.leaves} in it, by way of {way.through}"
+    remedy, decision = _share_remedy(f, way, subject), _other_share(f, way, subject)
+    if decision is None:
+        found = f"{f.weight}, whose sum could not be compared with that share; no small hierarchy contradicts it"
+        decision = following(undecided(topic.kernel(f), found, ""), subject.kernel_without_a_value(f))
+    decision = replace(decision, remedy=remedy, required=required)
+    failed = next((d for c, d in wrong.items() if way.steps & set(c)), None)
     if failed is not None and decision.cause is None and (failed.status == "refuted" or decision.status == "undecided"):
         return replace(decision, cause=Cause("reflecting", failed.subject))
     return decision
 
 
-def _ways(h: Hierarchy, f: Fibration) -> Iterator[Way]:
-    leaves = [s for s in h.leaves if s in h.shape.leaves_over(f.source)]
-    for chosen in itertools.product(*(h.shape.covered_ways(leaf, f.target) for leaf in leaves)):
-        products = (MarkovKernel(reduce(mul, (step.weight for step in way))) for way in chosen)
-        kernels = (Fibration(leaf, f.target, k) for leaf, k in zip(leaves, products, strict=True))
-        yield Way(tuple(kernels), frozenset(itertools.chain(*chosen)))
-
-
 def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str | None:
     """The sum in one line, if it is shown to be the share in every case; None if not."""
-    unsure = [k for k in way.kernels if not subject.at(f.target).presence.present(k.source, f.target)]
     lines = []
-    for n in range(min(len(unsure), len(way.kernels) - 1) + 1):
-        for empty in itertools.combinations(unsure, n):
-            filled = [k for k in way.kernels if k not in empty]
-            signs = {symbol(Count(k.source, f.target)): frozenset({0 if k in empty else 1}) for k in unsure}
-            without = f"without {listed(k.source for k in empty)}: " if empty else ""
-            for found in kernel_sums([f, *filled], signs, subject, [1, *(-1 for _ in filled)]):
-                if found is None or not vanishes(found.total):
-                    return None
-                summed = f"Σ over {f.source} of {found.cases[0].value} = {show(cancelled(found.terms[0]))}"
-                lines.append(f"{without}{summed}, the share of {_leaves(way)} by way of {way.through}")
+    for empty, filled, signs in _by_empty_branches(way.kernels, subject):
+        without = f"without {listed(k.source for k in empty)}: " if empty else ""
+        for found in kernel_sums([f, *filled], signs, subject, [1, *(-1 for _ in filled)]):
+            if found is None or not vanishes(found.total):
+                return None
+            summed = f"Σ over {f.source} of {found.cases[0].value} = {show(cancelled(found.terms[0]))}"
+            lines.append(f"{without}{summed}, the share of {way.leaves} by way of {way.through}")
     return "; ".join(dict.fromkeys(lines)) or None
 
 
-def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decision | None:
-    """Refutes with the first fibre found whose weights sum to another share than every way gives; None if none is."""
-    h = subject.hierarchy
-    read = tuple(dict.fromkeys((f, *(k for way in ways for k in way.kernels))))
+def _other_share(f: Fibration, way: Way, subject: Subject) -> Decision | None:
+    """Refutes with the first fibre found whose weights sum to another share; None if none is found."""
+    h, read = subject.hierarchy, tuple(dict.fromkeys((f, *way.kernels)))
     tolerance = rounding(*(k.weight for k in read))
 
     def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
@@ -317,32 +315,21 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
             found = [w for k, _, w in fibre if k in these]
             return None if None in found else rounded(sum((w for w in found if w is not None), Fraction(0)), tolerance)
 
-        own, shares = total([f]), [s for way in ways if (s := total(way.kernels)) is not None]
-        if not shares or (own is not None and any(abs(own - share) <= tolerance for share in shares)):
+        own, share = total([f]), total(way.kernels)
+        if share is None or (own is not None and abs(own - share) <= tolerance):
             return None
         value = "no sum, since a weight has no value" if own is None else in_full(own)
         over = [leaf for leaf in h.leaves if f.target in h.coarser(leaf)]
         tokens = listed(number(len(concrete.over(leaf, f.target, b)), leaf) for leaf in over)
         text = (
-            f"{concrete.describe(f.target, b)}, with {tokens}, gives {value}, and the share of {_leaves(ways[0])} is "
-            f"{in_full(shares[0])}"
+            f"{concrete.describe(f.target, b)}, with {tokens}, gives {value}, and the share of {way.leaves} is "
+            f"{in_full(share)}"
         )
-        witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": shares[0]})
-        remedy, required = _share_remedy(f, ways[0], subject), _share_required(f, ways[0])
-        decision = refuted(topic.kernel(f), str(f.weight), remedy, witness, required)
+        witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": share})
+        decision = refuted(topic.kernel(f), str(f.weight), "", witness)
         return following(decision, subject.kernel_without_a_value(f) if own is None else None)
 
     return find(weights(h, read), fails)
-
-
-def _open_share(f: Fibration, way: Way, subject: Subject) -> Decision:
-    found = f"{f.weight}, whose sum could not be compared with that share; no small hierarchy contradicts it"
-    decision = undecided(topic.kernel(f), found, _share_remedy(f, way, subject), _share_required(f, way))
-    return following(decision, subject.kernel_without_a_value(f))
-
-
-def _share_required(f: Fibration, way: Way) -> str:
-    return f"the weights over each {f.target} sum to the share of {_leaves(way)} in it, by way of {way.through}"
 
 
 def _share_remedy(f: Fibration, way: Way, subject: Subject) -> Offers:
@@ -361,10 +348,6 @@ def _share_remedy(f: Fibration, way: Way, subject: Subject) -> Offers:
             words = f"write Fibration({f.source}, {f.target}, {share}), the share m(a)/m(b) of what the others spread"
             return (kernels(subject.hierarchy, words, {f: share}), Otherwise(SHARE))
     return (SHARE,)
-
-
-def _leaves(way: Way) -> str:
-    return listed(k.source for k in way.kernels)
 
 
 LAW = Law("reflecting", STATEMENT, decide_reflecting, may_be_given_up=False)

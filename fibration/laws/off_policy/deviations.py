@@ -21,10 +21,10 @@ from fibration.language.expressions import Expression
 from fibration.language.operators import POSITIVE
 from fibration.language.sympy_bridge import cancelled, symbol
 from fibration.language.traversal import substitute
+from fibration.laws.gates.contributions import domain
 from fibration.laws.gates.coordinates import intensive, lines
 from fibration.laws.gates.pieces import Line
-from fibration.laws.gates.reach import domain
-from fibration.laws.on_policy.levels_together import Stack, stacks, usable
+from fibration.laws.on_policy.expansion import Stack, stacks, usable
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.subject import Subject

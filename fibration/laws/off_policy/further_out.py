@@ -25,8 +25,8 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.language.traversal import atoms
+from fibration.laws.gates.contributions import is_effect
 from fibration.laws.gates.pieces import affine_root, has_slope
-from fibration.laws.gates.reach import is_effect
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases

@@ -21,8 +21,8 @@ from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import concretes, find
+from fibration.laws.gates.contributions import domain
 from fibration.laws.gates.coordinates import coordinate, is_logarithmic, normal_recovery
-from fibration.laws.gates.reach import domain
 from fibration.laws.gates.recovery import scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy import positivity_search

@@ -19,9 +19,9 @@ from fibration.language.expressions import Expression
 from fibration.language.operators import POSITIVE
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
+from fibration.laws.gates.contributions import domain
 from fibration.laws.gates.coordinates import X, composed, coordinate, intensive, recovery_slopes
 from fibration.laws.gates.pieces import Line, Piece, pieces
-from fibration.laws.gates.reach import domain
 from fibration.laws.off_policy.further_out import LOST, OPENED, TURNED, Lines, is_of_advantages, keeps, lines_out
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import Assumptions

@@ -1,4 +1,4 @@
 """Laws of gates near ratio 1: identity, first_order, gradient.
 
-These laws use `at_ratio_one.py`, the operator at ratio 1, and `levels_together.py`, the gates of all levels near it.
+These laws use `expansion.py`, the operator at ratio 1 to first order.
 """

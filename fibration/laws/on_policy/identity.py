@@ -11,7 +11,7 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -39,7 +39,7 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import cancelled, from_sympy
-from fibration.language.traversal import applications, atoms, rewrite
+from fibration.language.traversal import applications, atoms, evaluate, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, differentiate, has_residual
@@ -47,14 +47,14 @@ from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
-from fibration.laws.on_policy.at_ratio_one import reference_is_zero
+from fibration.laws.on_policy.expansion import reference_is_zero
 from fibration.laws.remedies import Offers, bounded, gate_to_write
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import Dual, Real, slopes_of, value_of
+from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.intervals import Series, Unsure, branching, evaluate_series
 from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between
@@ -236,11 +236,19 @@ class _Gate:
         here = Point.alike(self.h, self.concrete, (self.advantage,) * n, (self.base,) * n)
         return {a: value_of(here.value_at(a, self.stratum, self.element)) for a in read}
 
+    def reads(self, rho: Any, density: Any) -> Callable[[Expression], Any]:
+        """What the gate reads: the residual, one density for every coarser element, and numbers of the batch."""
+        given = {residual: rho, advantage: self.advantage, **self.beside_it}
+
+        def atom(a: Expression) -> Any:
+            if isinstance(a, Density):
+                return density
+            return given[a] if a in given else self.concrete.atom(a, self.stratum, self.element)
+
+        return atom
+
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
-        bound: dict[Expression, Fraction] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate, Density)}
-        bound |= {advantage: self.advantage, residual: rho}
-        return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
+        return attempt(lambda: evaluate(self.gate, self.reads(rho, density)))
 
     def value_off(self, density: Fraction) -> _Off | None:
         """How the value at residual 0 is not 0; None if it is 0."""
@@ -255,8 +263,13 @@ class _Gate:
 
         `density`: in units of the residual.
         """
-        if off := self.stopped_off(density, sides):
-            return off
+        stops = bool(applications(self.gate, "stop"))  # then the slope at 0, or near 0 at every step
+        for steps in ((Fraction(0),), *(tuple(sign * s for s in STEPS) for sign in sides)) if stops else ():
+            slopes = (self.slope(step, abs(step) * density) for step in steps)
+            found = [s for s in slopes if s is not None and abs(s - 1) > CLOSE]
+            if len(found) == len(steps):
+                words = f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
+                return _Off(words, "slope", density)
         for sign in sides:
             line = self.line(density, sign)
             if line == (0, 1) or (line is None and not self.stays_off(density, sign)):
@@ -265,56 +278,33 @@ class _Gate:
                 value = self.value(step, abs(step) * density)
                 if value is None:
                     return _Off(f"g({shown(step)}) {NO_VALUE}", "slope", density, has_no_value=True)
-                if line is None or _is_seen(value, step, *line):
-                    words = f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
-                    return _Off(words, "slope", density)
-        # without residuals below 0, tokens at 0 may be those of the other channel
-        return self.kink_off() if not density and len(sides) == 2 else None
-
-    def kink_off(self) -> _Off | None:
-        """How the slope at 0 itself, of the branch that holds there, is not 1 or has no value; None if it is 1."""
-        slope = self.slope(Fraction(0), Fraction(0))
-        if slope is None:
-            return _Off("g'(0) is not a number: a root of 0 has no slope", "slope", Fraction(0), has_no_value=True)
-        if abs(slope - 1) <= CLOSE:
-            return None
-        return _Off(f"g'(0) = {in_brief(slope)}, not 1: the branch at 0 is differentiated", "slope", Fraction(0))
-
-    def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> _Off | None:
-        """How a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; None if it has not."""
-        if not applications(self.gate, "stop"):
-            return None
-        for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
-            found = [self.slope(step, abs(step) * density) for step in steps]
-            if all(s is not None and abs(s - 1) > CLOSE for s in found):
-                assert found[0] is not None
-                words = f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
-                return _Off(words, "slope", density)
-        return None
+                expected = step if line is None else line[0] + line[1] * step
+                # clearly nearer to the line on which the gate leaves 0 than to the residual
+                if line is None or abs(value - expected) <= abs(expected - step) / 2:
+                    of = value / step
+                    slope = f"1 + {shown(of - 1)}" if in_brief(of) == "1" != of else in_brief(of)
+                    return _Off(f"g({shown(step)}) = {in_brief(value)}, a slope of {slope}, not 1", "slope", density)
+        if density or len(sides) == 1:
+            return None  # without residuals below 0, tokens at 0 may be those of the other channel
+        at_zero = self.slope(Fraction(0), Fraction(0))
+        if at_zero is None:
+            return _Off("g'(0) is not a number: a root of 0 has no slope", "slope", density, has_no_value=True)
+        words = f"g'(0) = {in_brief(at_zero)}, not 1: the branch at 0 is differentiated"
+        return _Off(words, "slope", density) if abs(at_zero - 1) > CLOSE else None
 
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, without the stopped parts."""
-        bound: dict[Expression, Real] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate, Density)}
-        bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
-
-        def atom(a: Expression) -> Real:
-            return bound[a] if a in bound else self.concrete.atom(a, self.stratum, self.element)
-
-        found = attempt(lambda: differentiate(self.gate, atom))
+        moving = self.reads(Dual(rho, {0: Fraction(1)}), density)
+        found = attempt(lambda: differentiate(self.gate, moving))
         return None if found is None else slopes_of(found).get(0, Fraction(0))
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
         """Value and slope as the residual leaves 0 on one side; (0, 1) if that is possible, None if unknown."""
-        moving: dict[Expression, Series] = {a: Series.of(Fraction(0), density) for a in atoms(self.gate, Density)}
-        moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
-
-        moving |= {a: Series.of(value) for a, value in self.beside_it.items() if not a.is_condition}
+        read = self.reads(Series.of(Fraction(0), Fraction(sign)), Series.of(Fraction(0), density))
 
         def atom(a: Expression) -> Any:
-            if a in moving or a in self.beside_it:
-                return moving[a] if a in moving else self.beside_it[a]
-            return Series.of(self.concrete.atom(a, self.stratum, self.element))
+            value = read(a)
+            return value if a.is_condition or isinstance(value, Series) else Series.of(value)
 
         try:
             found = evaluate_series(self.gate, atom)
@@ -332,16 +322,6 @@ class _Gate:
         if any(d is not None and d <= (1 + abs(density)) / 10**6 for d in off):
             return False
         return None in off or off[-1] > off[0] * Fraction(99, 100)  # type: ignore[operator]
-
-
-def _is_seen(value: Fraction, step: Fraction, start: Fraction, slope: Fraction) -> bool:
-    """Whether a value lies clearly nearer to the line on which the gate leaves 0 than to the residual."""
-    expected = start + slope * step
-    return abs(value - expected) <= abs(expected - step) / 2
-
-
-def _slope(value: Fraction) -> str:
-    return f"1 + {shown(value - 1)}" if in_brief(value) == "1" != value else in_brief(value)
 
 
 LAW = Law("identity", STATEMENT, decide_identity)

@@ -1,7 +1,7 @@
 """Formulas near on-policy, where residuals and densities are small: which branches can hold, with which slopes.
 
-The germ of a gate, from both sides of 0, decides first-order agreement gate by gate; `levels_together.py` adds gates
-up.
+The germ of a gate, from both sides of 0, decides first-order agreement gate by gate; `on_policy/expansion.py` adds
+gates up.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ class Neighbourhood:
         if self.side is not None:
             inside = inside.with_signs({v: frozenset({self.side}) for v in self.moving})
         return [c for c in cases(expression, inside) if self._can_hold(c)]
+
+    def smooth_branches(self, expression: Expression) -> list[Case] | None:
+        """The branches that can hold; None if one may have no value or no slope, or if there are too many."""
+        try:
+            found = self.branches(expression)
+        except TooManyCases:
+            return None
+        return found if all(self.is_smooth(case) and not is_kinked(case.sympy()) for case in found) else None
 
     def _can_hold(self, case: Case) -> bool:
         """Whether no condition contradicts what is known, or the conditions on symbols that do not move."""

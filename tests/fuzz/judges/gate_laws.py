@@ -57,7 +57,8 @@ SEARCHES = (
     "on_policy.identity.gate_off_identity",
     "on_policy.first_order._felt",
     "on_policy.gradient.wrong_coefficients",
-    "on_policy.gradient.start_not_recovered",
+    "on_policy.first_order.first_update.wrong_coefficients",
+    "on_policy.first_order.first_update.start_not_recovered",
 )
 
 

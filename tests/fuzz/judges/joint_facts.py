@@ -31,7 +31,8 @@ from fuzz.world import World
 ASKED = (*FOUNDATIONS, "recovery", "identity", "first_order", "gradient", "positivity", "inward")
 SEARCHES = (
     "gates.recovery.ratio_not_recovered", "on_policy.identity.gate_off_identity", "on_policy.first_order._felt",
-    "on_policy.gradient.wrong_coefficients", "on_policy.gradient.start_not_recovered",
+    "on_policy.gradient.wrong_coefficients", "on_policy.first_order.first_update.wrong_coefficients",
+    "on_policy.first_order.first_update.start_not_recovered",
     "on_policy.gradient.opposed_advantage", "off_policy.positivity.ratio_not_positive",
     "off_policy.positivity_search.ratio_not_positive", "off_policy.inward.pushed_further_out",
     "off_policy.inward.negative_ratio", "facts.levels.reversed_token",
