@@ -459,7 +459,7 @@ BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
 
 
 def _sides_of_values(f: Function) -> Finding:
-    """Where a clip stops values: those that have come nearer to their returns than its width, not those that have gone."""
+    """Where a clip stops values: those that have come nearer to their returns than its width, none that have gone."""
 
     def valued(x: Floats, sign: float) -> Batch:
         """Values `x` above the old ones, and returns that are far above them, or below."""
@@ -470,9 +470,7 @@ def _sides_of_values(f: Function) -> Finding:
     for sign in (1.0, -1.0):
         stopped, nearer = f.evaluate(valued(x, sign)).coefficients == 0, x * sign > 0
         if stopped[~nearer].any() and not stopped[nearer].any():
-            text = (
-                "a bound stops values on their way back to their returns, and none that have come nearer: min for max?"
-            )
+            text = "a bound stops values that have gone from their returns, and none that have come nearer: min for max?"
             return Finding("sides", "fails", text, valued(x[stopped & ~nearer][:1], sign))
     if not stopped[nearer].any():
         return Finding("sides", "holds", "no bound stops a value")

@@ -105,6 +105,37 @@ def test_a_normaliser_is_any_product_of_counts(function, status, words):
     assert (found.status, found.text) == (status, f"μ is {words}")
 
 
+def critic(larger):
+    def loss(values, old_values, returns, mask):
+        near = old_values + (values - old_values).clamp(-0.2, 0.2)
+        return token_mean(larger((values - returns) ** 2, (near - returns) ** 2) / 2, mask)
+
+    return Function(loss, "critic")
+
+
+def test_a_critic_has_a_normaliser_and_a_clip():
+    right, wrong = critic(torch.maximum), critic(torch.minimum)
+    assert properties.normaliser(right).text.startswith("μ is the mean over all tokens; multiply")
+    assert properties.sides(right).text == "a bound stops values that have come nearer to their returns by 0.2"
+    found = properties.sides(wrong)
+    assert found.status == "fails" and found.batch.tokens == 1 and "min for max" in found.text
+    assert wrong.evaluate(found.batch).coefficients == 0 != right.evaluate(found.batch).coefficients
+
+
+def taught(stop):
+    def loss(log_probs, old_log_probs, teacher_log_probs, mask):
+        lead = 0.5 * stop(teacher_log_probs - log_probs)
+        return token_mean(-(log_probs - old_log_probs).exp() * lead, mask)
+
+    return properties.normaliser(Function(loss, "taught"))
+
+
+def test_a_teachers_loss_has_a_normaliser_if_its_lead_is_detached():
+    assert taught(torch.Tensor.detach).text.startswith("μ is the mean over all tokens × 0.5; multiply")
+    other = taught(torch.Tensor.clone)
+    assert other.status == "note" and "not detached?" in other.text
+
+
 @pytest.mark.parametrize("correction", [0, 1])
 def test_whitened_advantages_are_not_accused(correction):
     f = whitened(correction, 1e-8)
