@@ -211,7 +211,7 @@ class _Search:
     @cached_property
     def counted(self) -> Callable[[Count | Total], frozenset[Stratum]]:
         """The strata whose sizes multiply to a count. Cached, since every number that is tried needs them."""
-        return functools.cache(functools.partial(_counted, self.shape))
+        return functools.cache(functools.partial(counted, self.shape))
 
     @cached_property
     def fans(self) -> list[int]:
@@ -361,7 +361,8 @@ class _Search:
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
 
 
-def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
+def counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
+    """The strata whose sizes multiply to a count, where every element has equally many over it."""
     assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
     return frozenset((a.of, *shape.coarser(a.of))) - {a.over, *shape.coarser(a.over)}
 

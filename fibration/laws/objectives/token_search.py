@@ -24,7 +24,7 @@ from fibration.language.policies import CURRENT, OLD
 from fibration.language.statistics import atoms_within, within
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import ADVANTAGE, LOG_RATIO, Point, policies_read, rows_of
+from fibration.laws.batches.coefficients import ADVANTAGE, LOG_RATIO, Point, attempt, policies_read, rows_of
 from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE, STEPS, directions
 from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
@@ -244,10 +244,7 @@ def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | 
 
 def _value(batch: Point, formula: Expression, k: int) -> Any:
     """A formula at a token; None where it has no value, or one with too many digits to compare."""
-    try:
-        return batch.attempt(formula, k)
-    except TooLarge:
-        return None
+    return attempt(lambda: batch.attempt(formula, k), TooLarge)
 
 
 def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:

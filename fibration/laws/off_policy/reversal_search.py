@@ -14,10 +14,9 @@ from fractions import Fraction
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
-from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
+from fibration.laws.batches.concrete import Concrete, Witness, coefficients_are, in_batch, rounding
 from fibration.laws.batches.search import leaves_one_alone, smallest, usual
-from fibration.laws.values.duals import value_of
-from fibration.laws.values.numerals import in_brief, rounded
+from fibration.laws.values.numerals import named, rounded
 
 MOST_SHAPES = 12  # of batches of one size
 SAMPLED = {2: 150, 3: 150, 4: 100}  # points of batches of so many tokens; of a single token all
@@ -65,17 +64,9 @@ def _advantages(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ..
     ):
         of_rows = tuple(Fraction(s * (3 if r == large and number > 1 else 1)) for r, s in enumerate(signs))
         given = tuple(of_rows[r] for r in rows)
-        if h.advantages is None:
-            yield given
-        elif found := _declared(h, Point.alike(h, concrete, given)):
-            yield found
-
-
-def _declared(h: Hierarchy, here: Point) -> tuple[Fraction, ...] | None:
-    """The declared advantages of a batch with rewards; None if they have no value."""
-    formula = h.advantages
-    assert formula is not None
-    return attempt(lambda: tuple(value_of(here.value(formula, k)) for k in range(len(here.places))))
+        here = Point.alike(h, concrete, given)
+        if found := attempt(lambda here=here: here.with_advantages.advantages):  # type: ignore[misc]
+            yield tuple(found)
 
 
 def _sizes(h: Hierarchy) -> list[Fraction]:
@@ -96,12 +87,9 @@ def _witness(
         return None
     exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
     coefficients = tuple(rounded(c, exact) for c in found)
-    many = len(found) > 1
     text = (
-        f"{in_batch(h, concrete)} with {'advantages' if many else 'advantage'} {in_brief(*advantages)} and "
-        f"{'log ratios' if many else 'log ratio'} {in_brief(*log_ratios)}, "
-        f"{'the coefficients ∂J/∂log π are' if many else 'the coefficient ∂J/∂log π is'} {in_brief(*coefficients)}: "
-        f"token {token + 1} is pushed further out, against its advantage"
+        f"{in_batch(h, concrete)} with {named('advantage', *advantages)} and {named('log ratio', *log_ratios)}, "
+        f"{coefficients_are(*coefficients)}: token {token + 1} is pushed further out, against its advantage"
     )
     values = {"advantages": advantages, "log_ratios": log_ratios, "coefficients": coefficients, "token": token}
     return Witness.on(concrete, text, values)
