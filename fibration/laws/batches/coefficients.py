@@ -53,7 +53,7 @@ def places_of(h: Hierarchy, concrete: Concrete) -> tuple[Place, ...]:
     return tuple((leaf, i) for leaf in h.leaves for i in range(concrete.size[leaf]))
 
 
-def attempt(evaluate: Callable[[], T], *unknown: type[ArithmeticError]) -> T | None:
+def attempt(evaluate: Callable[[], T], *unknown: type[Exception]) -> T | None:
     """The result of `evaluate`; None if it has no value or no slope, or after one of the exceptions `unknown`."""
     try:
         return evaluate()

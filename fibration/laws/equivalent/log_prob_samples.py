@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeVar
 
 from fibration.language.atoms import (
@@ -25,8 +26,8 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
-from fibration.language.exact import NoValue, TooLarge, transcendental
-from fibration.language.expressions import Apply, Expression
+from fibration.language.exact import TooLarge, transcendental
+from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import COMPARISONS
 from fibration.language.order import Ordered
@@ -34,8 +35,8 @@ from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import NotOver
-from fibration.language.traversal import applications, atoms, desugar, evaluate, substitute
-from fibration.laws.batches.coefficients import formulas
+from fibration.language.traversal import applications, atoms, desugar, evaluate
+from fibration.laws.batches.coefficients import attempt, formulas
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.values.duals import LogOf, Real, log_of, value_of
 
@@ -90,66 +91,77 @@ class Breaks:
 def breaks(pair: Pair, concrete: Concrete) -> Breaks:
     """The breakpoints of all formulas, at the first token of each leaf."""
     found = {word: dict[Real, None]() for word in ("current", "passed", "old")}
-    for comparison, leaf in _comparisons(pair):
-        policies = _policies_of(comparison) if concrete.size[leaf] else ()
+    for comparison, leaf, unit in _comparisons(pair):
+        policies = _policies_of(comparison, unit) if concrete.size[leaf] else ()
         for a in (ONE, -ONE) if advantage in atoms_within(comparison) else (ONE,):
             for moved in (n for n in (CURRENT, OLD, *(p.name for p in pair.policies)) if n in policies):
                 word = moved if moved in (CURRENT, OLD) else "passed"
-                found[word] |= dict.fromkeys(_roots(comparison, concrete, leaf, moved, a))
+                found[word] |= dict.fromkeys(_roots(comparison, unit, concrete, leaf, moved, a))
     return Breaks(**{word: tuple(values)[:MOST] for word, values in found.items()})
 
 
 @functools.lru_cache(maxsize=64)
-def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum], ...]:
-    """The comparisons in all formulas, as they are read at each leaf, and there with the residual of a token alone."""
+def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum, Expression], ...]:
+    """The comparisons in all formulas, as they are read at each leaf, and the residual there of a token alone."""
     conditions = [c for c in pair.conditions if isinstance(c, Expression)]
-    found: dict[tuple[Apply, Stratum], None] = {}
+    found: dict[tuple[Apply, Stratum, Expression], None] = {}
     for h in pair:
         for leaf in h.leaves:
             split = {c: h.with_mass(e, leaf) for c, e in h.decomposition.densities}
-            read = [*h.objective.formulas, *terms(h), *split.values(), *conditions]
+            read = [(e, as_expression(0)) for e in (*h.objective.formulas, *terms(h), *split.values(), *conditions)]
             for s in (s for s in h.order if s == leaf or s in h.coarser(leaf)):
-                units = {c: h.masses[s] * e / h.masses[leaf] for c, e in split.items()}
-                read += [substitute(desugar(in_channel(h.gate(s), c)), {residual: e}) for c, e in units.items()]
-            for inner in (inner for e in read for inner in within(e)):
-                found |= {(c, leaf): None for c in applications(at(desugar(inner), leaf), *COMPARISONS)}
+                share = h.masses[s] / h.masses[leaf]
+                read += [(in_channel(h.gate(s), c), share * e) for c, e in split.items()]
+            for inner, unit in ((inner, unit) for e, unit in read for inner in within(e)):
+                found |= {(c, leaf, unit): None for c in applications(at(desugar(inner), leaf), *COMPARISONS)}
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=1024)
-def _policies_of(comparison: Expression) -> frozenset[str]:
+def _policies_of(comparison: Expression, unit: Expression) -> frozenset[str]:
     """The policies whose log-probs a comparison depends on."""
-    found = {a.policy.name for a in atoms_within(comparison, LogProb)}
-    moves = token_log_ratio in atoms_within(comparison)
+    read = atoms_within(comparison)
+    read = (*read, *atoms_within(unit)) if residual in read else read
+    found, moves = {a.policy.name for a in read if isinstance(a, LogProb)}, token_log_ratio in read
     return frozenset(found | ({CURRENT} if moves else set()) | ({OLD} if found else set()))
 
 
-def _roots(comparison: Apply, concrete: Concrete, leaf: Stratum, moved: str, a: Fraction) -> Iterator[Real]:
+def _roots(
+    comparison: Apply, unit: Expression, concrete: Concrete, leaf: Stratum, moved: str, a: Fraction
+) -> Iterator[Real]:
     """Yields how far one policy has moved where both sides are equal, if their difference is affine.
 
-    It may be affine in the log-prob, in the probability, or in its inverse.
+    It may be affine in the log-prob, in the probability or in its inverse, where that increases or where it decreases.
     """
-    one, other = comparison.arguments
-    for log_prob, u in TRIES:
-        try:
-            moves = [log_prob(v) for v in u]
-            y = [_value(one, concrete, leaf, moved, m, a) - _value(other, concrete, leaf, moved, m, a) for m in moves]
+    difference = comparison.arguments[0] - comparison.arguments[1]
+
+    @functools.cache
+    def value(move: Fraction) -> Fraction | None:  # perhaps only tokens of another leaf have it
+        return attempt(lambda: _value(difference, unit, concrete, leaf, moved, move, a), NotOver, TooLarge)
+
+    for log_prob, sides in WAYS:
+        found = False
+        for u in sides:
+            y = [value(log_prob(v)) for v in u]
+            if y[0] is None or y[1] is None or y[2] is None:
+                continue
             slope = (y[1] - y[0]) / (u[1] - u[0])
             if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > CLOSE:
                 continue
-            root = log_prob(u[0] - y[0] / slope)
-        except (NoValue, NotOver, TooLarge):  # perhaps only tokens of another leaf have it
-            continue
-        if 0 < abs(root) < FAR and (moved != OLD or root < 0):
-            yield _short(root)
+            root = attempt(partial(log_prob, u[0] - y[0] / slope))
+            if root is not None and 0 < abs(root) < FAR and (moved != OLD or root < 0):
+                found = True
+                yield _short(root)
+        if found:
+            return
 
 
-TRIES: tuple[tuple[Callable[[Fraction], Fraction], tuple[Fraction, ...]], ...] = (
-    (lambda u: u, tuple(map(Fraction, (0, 1, 2)))),
-    (lambda u: u, tuple(map(Fraction, (0, -1, -2)))),
-    (exact_log, tuple(map(Fraction, (1, 2, 4)))),
-    (exact_log, tuple(map(Fraction, ("1", "1/2", "1/4")))),
-    (lambda u: -exact_log(u), tuple(map(Fraction, (1, 2, 4)))),
+log_of_ratio = functools.lru_cache(256)(exact_log)
+RATIOS = (Fraction(1), Fraction(2), Fraction(4)), (Fraction(1), Fraction(1, 2), Fraction(1, 4))
+WAYS: tuple[tuple[Callable[[Fraction], Fraction], tuple[tuple[Fraction, ...], ...]], ...] = (
+    (lambda u: u, ((ZERO, ONE, ONE * 2), (ZERO, -ONE, -ONE * 2))),
+    (lambda u: log_of_ratio(u), RATIOS),
+    (lambda u: -log_of_ratio(u), RATIOS[:1]),
 )
 
 
@@ -159,7 +171,9 @@ def _short(x: Fraction) -> Real:
     return log_of(ratio, {}) if ratio and abs(exact_log(ratio) - x) < CLOSE else x.limit_denominator(LARGEST)
 
 
-def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fraction, a: Fraction) -> Any:
+def _value(
+    e: Expression, unit: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fraction, a: Fraction
+) -> Any:
     """A formula at the first token of a leaf, where all tokens are alike and the policy `moved` moves by `by`.
 
     The current policy moves up from the old one, a passed policy down. If the old one moves, all policies are at `by`.
@@ -182,6 +196,8 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
             return evaluate(atom.discount, atom_of) * evaluate(at(atom.formula, atom.of or leaf), atom_of)
         if atom in (advantage, reward):
             return a
+        if atom == residual:
+            return evaluate(unit, atom_of)
         return ZERO if isinstance(atom, (Density, Gated)) else concrete.atom(atom, leaf, 0)
 
     atom_of = atom

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from fibration.language.atoms import Attribute, Component, Parameter, Stratum, Total, advantage, read_at
@@ -188,10 +188,12 @@ def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points |
     # equal rewards make no advantage in most losses, so they are tried once
     telling = [a for a in steps if len(set(a)) > 1] if pair.takes_rewards else []
     turns = itertools.chain(steps, itertools.cycle(telling or steps))
-    found, read = breaks(pair, concrete), reads_policies(pair)
+    found, read = functools.cache(lambda: breaks(pair, concrete)), reads_policies(pair)  # not for the first points
     for log_ratios in _log_ratios(pair, found, concrete.tokens, rng) if steps else ():
         for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
-            yield points_at(pair, concrete, log_ratios, a, draw_log_probs(pair, found, log_ratios, rng) if read else {})
+            yield points_at(
+                pair, concrete, log_ratios, a, draw_log_probs(pair, found(), log_ratios, rng) if read else {}
+            )
 
 
 def _advantages(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[tuple[Fraction, ...]]:
@@ -224,7 +226,7 @@ def _parts(concrete: Concrete, tokens: Sequence[Place], same: list[Stratum]) -> 
     return [names[p] for p in part]
 
 
-def _log_ratios(pair: Pair, found: Breaks, n: int, rng: random.Random) -> Iterator[tuple[Real, ...]]:
+def _log_ratios(pair: Pair, found: Callable[[], Breaks], n: int, rng: random.Random) -> Iterator[tuple[Real, ...]]:
     """Yields log ratios of all tokens: at and beside breakpoints, and far away.
 
     Of rational ratios first, which are at a breakpoint of ratios exactly: such values deviate from 1 as log ratios do
@@ -234,16 +236,17 @@ def _log_ratios(pair: Pair, found: Breaks, n: int, rng: random.Random) -> Iterat
     if pair.is_on_policy:
         yield from [zero] * (12 if reads_policies(pair) else 4)
         return
+    yield zero
     acting = {any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities) for h in pair}
     for in_ratios in (True, False):
-        here = [x for x in found.current if isinstance(x, LogOf) is in_ratios]
+        here = [x for x in found().current if isinstance(x, LogOf) is in_ratios]
         points = [x.ratio - 1 if isinstance(x, LogOf) else value_of(x) for x in here]
         if not points and in_ratios not in acting:
             continue
         sizes = sorted({*map(abs, points), Fraction(1, 3)})
         values = [*sorted(points), *(v for t in sizes for v in (t, 2 * t, t / 2, -t, -t / 2, -2 * t))]
         fine = [v for v in dict.fromkeys(values) if not in_ratios or v > -1]
-        patterns = itertools.chain([zero], ((v,) for v in fine) if n == 1 else _patterns(zero, fine, rng))
+        patterns = ((v,) for v in fine) if n == 1 else _patterns(zero, fine, rng)
         log_prob = scale(in_ratios)
         yield from (tuple(log_prob(in_ratios + v) for v in p) for p in patterns if not in_ratios or min(p) > -1)
 
