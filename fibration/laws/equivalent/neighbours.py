@@ -1,4 +1,4 @@
-"""The shipped losses that a loss is, or from which it differs by one thing.
+"""The shipped losses that a loss is, or from which it differs in the fewest parts.
 
 A loss has seven parts: its gates (with kernels and decomposition), μ, the estimator, weights, conditions, advantages
 and penalties. Parts that are one formula are equal. Other parts are compared inside the shipped loss: it is the same
@@ -39,10 +39,8 @@ from fibration.laws.signs.branches import at_most
 
 COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
 MOST = 10  # shipped losses whose parts are compared by value
-FEWEST = 3  # losses that differ in a gate alone, if there are no others
 FAR = 3  # parts; a loss that differs in more of them is no candidate
 RATIO = exp(token_log_ratio)
-GATE = "the gate"
 COMPARISONS = 1000  # in the proof that one part is the same
 
 
@@ -68,21 +66,13 @@ class Neighbour:
         return said + (f" ({', '.join(f'{a} ↔ {b}' for a, b in self.match)})" if self.match else "")
 
 
-def neighbours(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
-    """Returns the shipped losses that a loss is; if there are none, those from which it differs by one thing.
+def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
+    """Returns the shipped losses that a loss is; if there are none, those from which it differs in the fewest parts.
 
     Other defaults are no difference; two bounds with each other's defaults are. Needs seconds: a part is compared by
     value only in the shipped losses that are nearest by formula.
-    Returns [] if no shipped loss is that near.
+    Returns [] if each differs in more than three parts.
     """
-    found = _Survey(hierarchy, ignore_advantages).run()
-    near = [n for n in found if len(n.differences) <= min(1, *(len(m.differences) for m in found))]
-    told = [n for n in near if not any(GATE in d for d in n.differences)]
-    return told or near[:FEWEST]
-
-
-def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
-    """As `neighbours`; if there are none, the shipped losses that differ in the fewest parts."""
     found = _Survey(hierarchy, ignore_advantages).run()
     least = min((len(n.differences) for n in found), default=0)
     return [n for n in found if len(n.differences) == least]
@@ -267,14 +257,14 @@ def _words_of_gates(c: _Candidate) -> list[str]:
         levels = [", ".join(x.name for x in one.order) for one in (h, s)]
         found.append(f"but for its levels: {levels[0]} in place of {levels[1]}")
     apart = [x for x in s.gates if x in h.gates and plain(s.gate(x)) != plain(h.gate(x))]
-    found += [f"but for {GATE} on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
+    found += [f"but for the gate on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
     kernels, _, *split = gates_of(s)
     own_kernels, _, *own_split = gates_of(h)
     found += ["but for its kernels"] if kernels != own_kernels and set(s.gates) == set(h.gates) else []
     found += (
         [f"but for the decomposition: {h.decomposition} in place of {s.decomposition}"] if split != own_split else []
     )
-    return found or [f"but for {GATE}s"]
+    return found or ["but for the gates"]
 
 
 def _pairs(c: _Candidate) -> Iterator[tuple[str, str]]:

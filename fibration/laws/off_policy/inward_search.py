@@ -41,7 +41,7 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, differentiate, formulas
 from fibration.laws.batches.concrete import Concrete, Witness, coefficients_are, in_batch, rounding
 from fibration.laws.batches.first_update import directions
-from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
+from fibration.laws.batches.search import concretes, leaves_one_alone, smallest
 from fibration.laws.values.duals import Dual, Real, log_of, slopes_of, value_of
 from fibration.laws.values.intervals import branching
 from fibration.laws.values.numerals import in_brief, named, rounded
@@ -188,7 +188,7 @@ def pushed_further_out(
     Where a gate reads densities of ratio deviations, all ratios but one may fall too: sums get below -1 there.
     `of`: as in `Drift`.
     """
-    h, tried = _by_recursion(h), 0
+    h, tried = by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
     mixed = bool(atoms(gate, Summary))
     together = of == "deviation" and bool(atoms(gate, Density))
@@ -239,7 +239,7 @@ def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -
     return sorted(either, key=lambda a: (a.denominator, abs(a), -a))
 
 
-def _by_recursion(h: Hierarchy) -> Hierarchy:
+def by_recursion(h: Hierarchy) -> Hierarchy:
     """The hierarchy on balanced batches, on which least squares give the residuals of the recursion."""
     if h.orthogonalise is None:
         return h
@@ -313,29 +313,3 @@ def _witness(drift: Drift, level: Level, why: str, what: str, beside: tuple[Frac
         "coefficients": coefficients, "ungated": ungated, **({"beside": beside} if beside else {}),
     }  # fmt: skip
     return Witness.on(drift.concrete, text, values)
-
-
-def negative_ratio(h: Hierarchy) -> Witness | None:
-    """A batch of a score estimator with a gated ratio below 0, on a token whose advantage opposes its drift."""
-    h = _by_recursion(h)
-    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
-
-    def fails(tried: tuple[Concrete, tuple[int, ...], Fraction, int]) -> Witness | None:
-        concrete, way, t, sign = tried
-        point = Point(h, concrete, tuple(t * d for d in way), (Fraction(sign),) * len(way))
-        for k, g in enumerate(attempt(lambda: point.gated, TooLarge) or ()):
-            if g < 0 and sign * way[k] < 0:
-                coefficients = tuple(rounded(c, exact) for c in point.coefficients)
-                values = {
-                    "what": TURNED, "advantages": point.advantages, "log_ratios": point.log_ratios, "token": k,
-                    "gated": rounded(g, exact), "coefficients": coefficients,
-                }  # fmt: skip
-                text = (
-                    f"with advantage {sign} and {named('log ratio', *(t * d for d in way))}, token {k + 1} has the "
-                    f"gated ratio {in_brief(rounded(g, exact))}: {coefficients_are(*coefficients)}"
-                )
-                return Witness.on(concrete, text, values)
-        return None
-
-    tried = ((c, way, t, sign) for c, way in _batches(h) for t in SIZES[::3] for sign in (1, -1))
-    return find(itertools.islice(tried, MOST_POINTS), fails)

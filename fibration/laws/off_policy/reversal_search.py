@@ -10,12 +10,13 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
 from fibration.laws.batches.concrete import Concrete, Witness, coefficients_are, in_batch, rounding
-from fibration.laws.batches.search import leaves_one_alone, smallest, usual
+from fibration.laws.batches.search import find, leaves_one_alone, smallest, usual
 from fibration.laws.values.numerals import named, rounded
 
 MOST_SHAPES = 12  # of batches of one size
@@ -26,20 +27,20 @@ CLOSE = Fraction(1, 10**20)  # a coefficient of at most this size has no sign, w
 Tried = tuple[Concrete, tuple[Fraction, ...], tuple[Fraction, ...]]  # a batch, advantages and log ratios of its tokens
 
 
-def reversed_token(h: Hierarchy) -> Witness | None:
+def reversed_token(h: Hierarchy, far: Sequence[Fraction] = ()) -> Witness | None:
     """The smallest batch found with a token that is pushed against its own advantage, or None.
 
-    Declared advantages are those of rewards 0 and 1. Residuals of a least-squares fit are not searched.
+    Declared advantages are those of rewards 0 and 1. Residuals of a least-squares fit are not searched. `far`: further
+    sizes of log ratios.
     """
     if h.orthogonalise is not None:
         return None
-    found = (_witness(h, *one) for one in _tried(h))
-    return next((w for w in found if w is not None), None)
+    return find(_tried(h, far), partial(_witness, h))
 
 
-def _tried(h: Hierarchy) -> Iterator[Tried]:
+def _tried(h: Hierarchy, far: Sequence[Fraction]) -> Iterator[Tried]:
     """Yields the points of single tokens, then random points of larger batches, the same in every run."""
-    sizes, rng = _sizes(h), random.Random(0)
+    sizes, rng = [*_sizes(h), *far], random.Random(0)
     yield from ((c, a, (t * d,)) for c in _batches(h, 1) for a in _advantages(h, c) for t in sizes for d in (1, -1))
     for n in SAMPLED:
         each = [(c, found) for c in _batches(h, n) if (found := list(_advantages(h, c)))]
@@ -75,9 +76,8 @@ def _sizes(h: Hierarchy) -> list[Fraction]:
     return sorted({*(v * f for v in values for f in BEYOND), Fraction(1)})
 
 
-def _witness(
-    h: Hierarchy, concrete: Concrete, advantages: tuple[Fraction, ...], log_ratios: tuple[Fraction, ...]
-) -> Witness | None:
+def _witness(h: Hierarchy, tried: Tried) -> Witness | None:
+    concrete, advantages, log_ratios = tried
     if not any(a * x < 0 for a, x in zip(advantages, log_ratios, strict=True)):
         return None
     point = Point(h, concrete, log_ratios, advantages)
