@@ -137,10 +137,7 @@ class Point:
         return cls(h, concrete, (Fraction(0),) * n, advantages, log_probs=frozen, rewards=advantages)
 
     def changed(self, what: str | Attribute, k: int, to: Fraction) -> Point:
-        """The batch with another number at a token: its log ratio, its advantage, an attribute, or a policy's log-prob.
-
-        Under a log ratio above 0, all log-probs are lower, so that those of the current policy stay below 0.
-        """
+        """The batch with another number at a token: a log ratio, an advantage, an attribute, or a log-prob."""
 
         def replaced(values: Sequence[Any], k: int = k) -> tuple[Any, ...]:
             return (*values[:k], to, *values[k + 1 :])
@@ -151,10 +148,13 @@ class Point:
             return replace(self, concrete=replace(self.concrete, attributes={**attributes, what: own}))
         if what == ADVANTAGE:
             return replace(self, advantages=replaced(self.advantages), rewards=replaced(self.advantages))
-        if what != LOG_RATIO:
-            return replace(self, log_probs={**self.log_probs, what: replaced(self.log_probs[what])})
-        lower = {p: tuple(v - max(to, Fraction(0)) for v in values) for p, values in self.log_probs.items()}
-        return replace(self, log_ratios=replaced(self.log_ratios), log_probs=lower)
+        if what == LOG_RATIO:
+            return replace(self, log_ratios=replaced(self.log_ratios))
+        return replace(self, log_probs={**self.log_probs, what: replaced(self.log_probs[what])})
+
+    def lowered(self, by: Fraction) -> Point:
+        """The batch with all frozen log-probs lower, so that those of the current policy stay below 0."""
+        return replace(self, log_probs={p: tuple(v - by for v in values) for p, values in self.log_probs.items()})
 
     @property
     def numbers(self) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from fibration.language.atoms import (
 from fibration.language.conditions import Condition, Equal, One, reads_tokens
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
-from fibration.language.operators import COMPARISONS
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.traversal import applications, atoms, desugar
@@ -40,7 +39,7 @@ from fibration.laws.batches.search import counted, ends, parameter_values
 from fibration.laws.batches.shapes import edges, regular_one
 from fibration.laws.equivalent.log_prob_samples import read_by, reads_policies, scale
 from fibration.laws.values.duals import STRICT, Real, TooClose, value_of
-from fibration.laws.values.probes import between, crossings, whole_crossings
+from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
 MOST_STEPS = 12  # values that are changed, one at a time
 MOST_ELEMENTS = 10**6
@@ -199,11 +198,6 @@ class Alike:
                 found += [] if made and advantage in atoms(c) else [desugar(c)]
         return found
 
-    @cached_property
-    def _differences(self) -> list[Expression]:
-        compared = (c.arguments for e in self.conditions for c in applications(e, *COMPARISONS))
-        return list(dict.fromkeys(a - b for a, b in compared))
-
     def _value(self, e: Expression, at: Values) -> Any:
         """The value of a formula; None where it has none."""
         return attempt(lambda: differentiate(e, lambda a: self._atom(a, at), STRICT), TooClose, TooLarge)
@@ -272,7 +266,7 @@ class Alike:
         """Values where a condition changes if one thing moves, beside and between them."""
         low, high = self._ends(v)
         points: set[Fraction] = set()
-        for d in self._differences:
+        for d in turning(self.conditions):
             if v in self._read_by(d):
 
                 def f(x: Fraction, d: Expression = d) -> Fraction | None:

@@ -20,7 +20,7 @@ from fibration.language.pairs import Pair
 from fibration.language.traversal import applications, atoms
 from fibration.laws.batches.coefficients import Place, Point, attempt
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
-from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, find, parameter_values
+from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, find, in_step, parameter_values
 from fibration.laws.batches.shapes import regular, small
 from fibration.laws.equivalent.conditions_met import Points, alike, at_rest, holds_of, meets, points_at
 from fibration.laws.equivalent.log_prob_samples import (
@@ -144,16 +144,13 @@ def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
     """Yields a shape with values of attributes and parameters; also parameters of equal range with unequal values."""
     read = dict.fromkeys(a for h in pair for e in read_by(h) for a in atoms(e))
     read |= dict.fromkeys(a for c in pair.conditions if isinstance(c, Expression) for a in atoms(c))
-    parameters: list[Expression] = [a for a in read if isinstance(a, (Parameter, Component))]
-    attributes = list(
-        dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in read if isinstance(a, (Attribute, Total)))
+    parameters = {
+        a: a.parameter if isinstance(a, Component) else a for a in read if isinstance(a, (Parameter, Component))
+    }
+    attributes = dict.fromkeys(
+        a.attribute if isinstance(a, Total) else a for a in read if isinstance(a, (Attribute, Total))
     )
-    choices = [parameter_values(a.parameter if isinstance(a, Component) else a) for a in parameters]  # type: ignore[arg-type]
-    settings = [
-        {p: c[(k + turn * j) % len(c)] for j, (p, c) in enumerate(zip(parameters, choices, strict=True))}
-        for turn in (0, 1)
-        for k in range(max((len(c) for c in choices), default=1))
-    ]
+    settings = in_step({a: parameter_values(p) for a, p in parameters.items()})
     unique = list({tuple(s.values()): s for s in settings}.values())
     patterns = [(p, q) for p, q in zip(POSITIVE_PATTERNS[:3], (*OTHER_PATTERNS[2:], *OTHER_PATTERNS[:2]), strict=True)]
     for k in range(max(len(unique), len(patterns) if attributes else 1)):
@@ -232,12 +229,12 @@ def _log_ratios(pair: Pair, found: Callable[[], Breaks], n: int, rng: random.Ran
     Of rational ratios first, which are at a breakpoint of ratios exactly: such values deviate from 1 as log ratios do
     from 0, so that a mean of ratios is at a breakpoint too.
     """
+    acting = {any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities) for h in pair}
     zero = (ZERO,) * n
     if pair.is_on_policy:
         yield from [zero] * (12 if reads_policies(pair) else 4)
         return
-    yield zero
-    acting = {any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities) for h in pair}
+    yield (scale(True in acting)(ZERO + (True in acting)),) * n
     for in_ratios in (True, False):
         here = [x for x in found().current if isinstance(x, LogOf) is in_ratios]
         points = [x.ratio - 1 if isinstance(x, LogOf) else value_of(x) for x in here]
