@@ -41,7 +41,7 @@ from fibration.laws.batches.concrete import Concrete
 from fibration.laws.values.duals import LogOf, Real, log_of, value_of
 
 ONE, ZERO = Fraction(1), Fraction(0)
-exact_exp, exact_log = transcendental("exp"), transcendental("log")
+exact_exp, exact_log = transcendental("exp"), functools.lru_cache(1024)(transcendental("log"))
 LEVELS = (Fraction(1, 2), Fraction(9, 10), Fraction(1, 10), Fraction(1, 100))  # probabilities
 MOST = 24  # breakpoints of one kind
 CLOSE = Fraction(1, 10**40)
@@ -126,6 +126,15 @@ def _policies_of(comparison: Expression, unit: Expression) -> frozenset[str]:
     return frozenset(found | ({CURRENT} if moves else set()) | ({OLD} if found else set()))
 
 
+WAYS: tuple[tuple[Callable[[Fraction], Fraction], tuple[Fraction, ...]], ...] = (
+    (lambda v: v, (ZERO, ONE, 2 * ONE)),
+    (lambda v: v, (ZERO, -ONE, -2 * ONE)),
+    (exact_log, (ONE, 2 * ONE, 4 * ONE)),
+    (exact_log, (ONE, ONE / 2, ONE / 4)),
+    (lambda v: -exact_log(v), (ONE, 2 * ONE, 4 * ONE)),
+)
+
+
 def _roots(
     comparison: Apply, unit: Expression, concrete: Concrete, leaf: Stratum, moved: str, a: Fraction
 ) -> Iterator[Real]:
@@ -139,30 +148,16 @@ def _roots(
     def value(move: Fraction) -> Fraction | None:  # perhaps only tokens of another leaf have it
         return attempt(lambda: _value(difference, unit, concrete, leaf, moved, move, a), NotOver, TooLarge)
 
-    for log_prob, sides in WAYS:
-        found = False
-        for u in sides:
-            y = [value(log_prob(v)) for v in u]
-            if y[0] is None or y[1] is None or y[2] is None:
-                continue
-            slope = (y[1] - y[0]) / (u[1] - u[0])
-            if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > CLOSE:
-                continue
-            root = attempt(partial(log_prob, u[0] - y[0] / slope))
-            if root is not None and 0 < abs(root) < FAR and (moved != OLD or root < 0):
-                found = True
-                yield _short(root)
-        if found:
-            return
-
-
-log_of_ratio = functools.lru_cache(256)(exact_log)
-RATIOS = (Fraction(1), Fraction(2), Fraction(4)), (Fraction(1), Fraction(1, 2), Fraction(1, 4))
-WAYS: tuple[tuple[Callable[[Fraction], Fraction], tuple[tuple[Fraction, ...], ...]], ...] = (
-    (lambda u: u, ((ZERO, ONE, ONE * 2), (ZERO, -ONE, -ONE * 2))),
-    (lambda u: log_of_ratio(u), RATIOS),
-    (lambda u: -log_of_ratio(u), RATIOS[:1]),
-)
+    for log_prob, u in WAYS:
+        y = [value(log_prob(v)) for v in u]
+        if y[0] is None or y[1] is None or y[2] is None:
+            continue
+        slope = (y[1] - y[0]) / (u[1] - u[0])
+        if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > CLOSE:
+            continue
+        root = attempt(partial(log_prob, u[0] - y[0] / slope))
+        if root is not None and 0 < abs(root) < FAR and (moved != OLD or root < 0):
+            yield _short(root)
 
 
 def _short(x: Fraction) -> Real:
