@@ -156,7 +156,7 @@ class _Survey:
             return Neighbour(c.shipped.name, (swapped,), c.matched.pairs)
         parts = [p for p in c.differing if not _is_same_part(c, p)]
         said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
-        if not said and c.differing and not are_same(c.shipped, c.h):
+        if not said and c.differing and not are_same(lambda: pair(c.shipped, c.h)):
             said = [f"but for {listed(c.differing)} together"]
         if not said:
             said = list(_exchanged_defaults(c))
@@ -169,7 +169,8 @@ class _Survey:
                 continue
             if {"advantages", "penalties"} & set(c.differing):
                 continue
-            if are_same(bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO)), c.h):
+            twice = bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO))
+            if are_same(lambda twice=twice, c=c: pair(twice, c.h)):  # type: ignore[misc]
                 yield Neighbour(c.shipped.name, ("with the ratio twice",), c.matched.pairs)
 
 
@@ -180,20 +181,15 @@ def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
         objective = Objective(s.objective.weight)
         return x.replace(objective=objective, penalties={}, advantages=None, gives_up={})
 
-    try:
-        return are_same(alone(s), alone(h))
-    except FibrationError:
-        return False
+    return are_same(lambda: pair(alone(s), alone(h)))
 
 
 def _is_same_part(c: _Candidate, part: str) -> bool:
     if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
         return False
-    try:
-        both = bare(c.shipped), with_part(c.shipped, c.unified, part)
-        return _gates_are_same(c.shipped, c.h) if part == "gates" else are_same(*map(light, both))
-    except FibrationError:
-        return False
+    if part == "gates":
+        return _gates_are_same(c.shipped, c.h)
+    return are_same(lambda: pair(light(bare(c.shipped)), light(with_part(c.shipped, c.unified, part))))
 
 
 def _has(h: Hierarchy, part: str) -> bool:
@@ -226,25 +222,18 @@ def _words(c: _Candidate, part: str) -> str:
 
 def _words_of_weights(c: _Candidate) -> str:
     lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
-    if len(new) == 1 and not lost and _has_ratio(c.shipped):
+    # the ratio counts in a loss that is no score estimator with a gate that passes nothing
+    counts = c.shipped.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in c.shipped.gates.values())
+    if counts and len(new) == 1 and not lost:
         (weight,) = (w for w in c.unified.objective.weighed if str(w) == new[0])
-        if _is_ratio(c, weight):
+
+        def alone(weight: Expression) -> Hierarchy:
+            base = light(bare(c.shipped)).replace(penalties={}, advantages=None)
+            return base.replace(objective=Objective(base.objective.weight).score().weigh(weight))
+
+        if are_same(lambda: pair(alone(weight), alone(RATIO))):
             return "with the ratio twice"
     return _gone_and_new("the weight", lost, new)
-
-
-def _is_ratio(c: _Candidate, weight: Expression) -> bool:
-    try:
-        base = light(bare(c.shipped)).replace(penalties={}, advantages=None)
-        score = Objective(base.objective.weight).score()
-        return are_same(*(base.replace(objective=score.weigh(w)) for w in (weight, RATIO)))
-    except FibrationError:
-        return False
-
-
-def _has_ratio(h: Hierarchy) -> bool:
-    """Whether the ratio counts in a loss: it is no score estimator with a gate that passes nothing."""
-    return h.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in h.gates.values())
 
 
 def _words_of_gates(c: _Candidate) -> list[str]:
@@ -395,16 +384,12 @@ def times(h: Hierarchy, factor: Fraction) -> Hierarchy:
     return bare(h).replace(objective=o.with_parts(weight=k * o.spelled_out(h.leaves, h.rows)), penalties=penalties)
 
 
-def are_same(first: Hierarchy, second: Hierarchy) -> bool:
+def are_same(paired: Callable[[], Pair]) -> bool:
     """Whether two losses with matched names are proved the same, after a quick search for a difference.
 
-    No clock decides it: the search and the proof end after a number of steps.
+    A pair that is refused when it is made is not the same. No clock decides: the search and the proof end after a
+    number of steps.
     """
-    return are_proved_same(lambda: pair(first, second))
-
-
-def are_proved_same(paired: Callable[[], Pair]) -> bool:
-    """`are_same` of a pair, which may be refused when it is made."""
     try:
         both = paired()
         if difference(both, FEW, any_size=True) is not None:
