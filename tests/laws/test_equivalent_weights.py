@@ -152,6 +152,6 @@ def test_a_breakpoint_at_a_ratio_near_0_is_tried():
 
 def test_a_counterexample_contains_the_probabilities_under_each_policy():
     report = equivalent(with_objective(TM.weigh(minimum(rho, C))), with_objective(TM.weigh(rho), "yours"))
-    assert "probabilities 1/2 under old, probabilities 1/8 under rollout" in str(report)
+    assert "probabilities 1/2 under old, probabilities 1/3 under rollout" in str(report)
     told = report.to_dict()["verdicts"][0]["counterexample"]["values"]
-    assert (told["probabilities of old"], told["probabilities of rollout"]) == (["1/2"], ["1/8"])
+    assert (told["probabilities of old"], told["probabilities of rollout"]) == (["1/2"], ["1/3"])

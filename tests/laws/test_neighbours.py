@@ -33,11 +33,12 @@ from fibration import (
     where,
 )
 from fibration.language.loading import shipped
+from fibration.language.pairs import pair
 from fibration.language.renaming import renamed
 from fibration.laws import budget
 from fibration.laws.equivalent import neighbours as module
 from fibration.laws.equivalent.decide import equivalent
-from fibration.laws.equivalent.neighbours import nearest, neighbours
+from fibration.laws.equivalent.neighbours import nearest
 
 current, reference, teacher = policies("current reference teacher")
 
@@ -111,7 +112,7 @@ def said(name, mutation):
     if made is None:
         return None
     h, words = made
-    return neighbours(h.replace(name="ours")), words
+    return nearest(h.replace(name="ours")), words
 
 
 @pytest.mark.sampled
@@ -138,7 +139,7 @@ def test_a_shipped_loss_with_one_thing_changed_is_named_with_it(name, mutation):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_loss_is_its_own_nearest(name):
-    near = neighbours(load(name).replace(name="ours"))
+    near = nearest(load(name).replace(name="ours"))
     assert name in [n.name for n in near]
     assert all(n.is_same for n in near)
     for n in near:
@@ -151,11 +152,11 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     wins = where(residual < high, residual, where(residual <= high, residual, high))
     gate = where(advantage < 0, where(residual >= -low, residual, -low), wins)
     ours = dapo.replace(name="ours", gates={token: Gate(gate)})
-    (found,) = neighbours(ours)
+    (found,) = nearest(ours)
     assert (found.name, found.differences) == ("dapo", ())
     assert dict(found.match) == {"epsilon_low": "eps_lo", "epsilon_high": "eps_hi"}
     assert "epsilon_low ↔ eps_lo" in str(found)
-    near = neighbours(changed(ours, weight=odd_weight(grpo)))
+    near = nearest(changed(ours, weight=odd_weight(grpo)))
     assert {"dapo", "grpo"} <= {n.name for n in near}
     assert all("but for μ" in str(n) for n in near)
 
@@ -166,9 +167,9 @@ def test_no_clock_decides_which_parts_are_the_same(monkeypatch):
     low, high = (dapo.parameters[name] for name in ("epsilon_low", "epsilon_high"))
     gate = where(advantage < 0, where(residual >= -low, residual, -low), where(residual <= high, residual, high))
     ours = dapo.replace(name="ours", gates={token: Gate(gate)})
-    assert module.are_same(dapo, ours)
+    assert module.are_same(lambda: pair(dapo, ours))
     monkeypatch.setattr(module, "COMPARISONS", 1)
-    assert not module.are_same(dapo, ours)
+    assert not module.are_same(lambda: pair(dapo, ours))
 
 
 def test_a_weight_is_the_ratio_by_its_value():
@@ -181,9 +182,9 @@ def test_a_weight_is_the_ratio_by_its_value():
 
 @pytest.mark.thorough
 def test_a_weight_that_is_not_the_ratio_is_named_itself():
-    twice = neighbours(changed(grpo, weighed=(exp(2 * token_log_ratio),)))
+    twice = nearest(changed(grpo, weighed=(exp(2 * token_log_ratio),)))
     assert [str(n) for n in twice if n.name == "grpo"] == ["`grpo` with the weight exp(2*token_log_ratio)"]
-    written = neighbours(changed(grpo, weighed=(exp(log_prob(current) - log_prob(policies("old")[0])),)))
+    written = nearest(changed(grpo, weighed=(exp(log_prob(current) - log_prob(policies("old")[0])),)))
     assert [str(n) for n in written if n.name == "grpo"] == ["`grpo` with the ratio twice"]
 
 
@@ -193,31 +194,30 @@ def test_cispo_with_the_ratio_twice():
     low, high = load("cispo").parameters.values()
     weight = 1 + clip(exp(token_log_ratio) - 1, -low, high)
     ours = dapo.replace(name="ours", gates={token: identity_gate()}, objective=token_mean().weigh(weight))
-    assert "`cispo` with the ratio twice" in map(str, neighbours(ours))
+    assert "`cispo` with the ratio twice" in map(str, nearest(ours))
 
 
 def test_bounds_with_each_others_defaults_are_a_difference_by_value():
     low, high = Parameter("epsilon_low", default=0.28, upper=1), Parameter("epsilon_high", default=0.2)
     ours = dapo.replace(name="ours", gates={token: pessimistic_clip_gate(low, high)})
-    (found,) = neighbours(ours)
+    (found,) = nearest(ours)
     assert str(found) == "`dapo` with the values of epsilon_low and epsilon_high exchanged"
 
 
 def test_how_advantages_are_made_may_not_count():
-    names = {n.name for n in neighbours(load("grpo_rewards"), ignore_advantages=True)}
+    names = {n.name for n in nearest(load("grpo_rewards"), ignore_advantages=True)}
     assert {"grpo", "grpo_rewards"} <= names
-    assert "grpo" not in {n.name for n in neighbours(load("grpo_rewards"))}
+    assert "grpo" not in {n.name for n in nearest(load("grpo_rewards"))}
 
 
 @pytest.mark.thorough
-def test_a_loss_that_is_far_from_all_has_no_neighbour():
+def test_a_loss_that_is_far_from_all_differs_in_several_parts():
     far = grpo.replace(
         name="far",
         gates={token: Gate(residual / (1 + residual * residual))},
         objective=Objective(odd_weight(grpo)).weigh(exp(log_prob(reference))),
         penalties={"near": log_prob(teacher) ** 2 * log_prob(current)},
     )
-    assert neighbours(far) == []
     assert all(len(n.differences) > 1 for n in nearest(far))
 
 
@@ -238,4 +238,4 @@ def test_a_bound_for_each_channel_is_not_one_bound():
     h = grpo.replace(
         name="ours", gates={token: pessimistic_clip_gate(grpo.parameters["epsilon_low"], each)}, gives_up={}
     )
-    assert not any(n.is_same for n in neighbours(h))
+    assert not any(n.is_same for n in nearest(h))

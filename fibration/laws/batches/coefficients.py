@@ -25,17 +25,17 @@ from fibration.compiler.penalties import Penalties
 from fibration.compiler.program import Program
 from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
-from fibration.language.atoms import Attribute, Component, Count, Stratum, Total, in_channel, token_log_ratio
-from fibration.language.exact import NoValue
+from fibration.language.atoms import Attribute, Component, Count, Stratum, Total, in_channel
+from fibration.language.exact import NoValue, transcendental
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import PRIMITIVES, exp
+from fibration.language.operators import PRIMITIVES
 from fibration.language.places import home
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import atoms_within
-from fibration.language.traversal import KEPT, desugar, evaluate
+from fibration.language.traversal import KEPT, desugar
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.values.duals import DUALS, Dual, Real, log_of, slopes_of, value_of, without_slopes
+from fibration.laws.values.duals import DUALS, Dual, LogOf, Real, slopes_of, value_of, without_slopes
 from fibration.laws.values.intervals import Interval, interval
 from fibration.laws.values.numerals import in_brief, plural
 
@@ -45,6 +45,7 @@ MANY_TOKENS = 40
 RESIDUAL = -1  # the variable that is no token
 Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
 T = TypeVar("T")
+exact_exp = transcendental("exp")
 
 
 def places_of(h: Hierarchy, concrete: Concrete) -> tuple[Place, ...]:
@@ -52,11 +53,13 @@ def places_of(h: Hierarchy, concrete: Concrete) -> tuple[Place, ...]:
     return tuple((leaf, i) for leaf in h.leaves for i in range(concrete.size[leaf]))
 
 
-def attempt(evaluate: Callable[[], T]) -> T | None:
-    """The result of `evaluate`; None if it has no value or no slope."""
+def attempt(evaluate: Callable[[], T], *unknown: type[Exception]) -> T | None:
+    """The result of `evaluate`; None if it has no value or no slope, or after one of the exceptions `unknown`."""
     try:
         return evaluate()
     except NoValue:
+        return None
+    except unknown:
         return None
 
 
@@ -117,9 +120,8 @@ class Point:
 
     h: Hierarchy
     concrete: Concrete
-    log_ratios: Sequence[Fraction]
+    log_ratios: Sequence[Any]  # fractions, or `LogOf` where the ratio is rational
     advantages: Sequence[Fraction]
-    ratios: tuple[Fraction, ...] | None = None  # if rational; the log ratios are their logarithms
     log_probs: Mapping[str, Sequence[Real]] = field(default_factory=dict)
     rewards: Sequence[Fraction] = ()
     domain: Any = field(default=DUALS, kw_only=True)
@@ -135,10 +137,7 @@ class Point:
         return cls(h, concrete, (Fraction(0),) * n, advantages, log_probs=frozen, rewards=advantages)
 
     def changed(self, what: str | Attribute, k: int, to: Fraction) -> Point:
-        """The batch with another number at a token: its log ratio, its advantage, an attribute, or a policy's log-prob.
-
-        Under a log ratio above 0, all log-probs are lower, so that those of the current policy stay below 0.
-        """
+        """The batch with another number at a token: a log ratio, an advantage, an attribute, or a log-prob."""
 
         def replaced(values: Sequence[Any], k: int = k) -> tuple[Any, ...]:
             return (*values[:k], to, *values[k + 1 :])
@@ -149,10 +148,13 @@ class Point:
             return replace(self, concrete=replace(self.concrete, attributes={**attributes, what: own}))
         if what == ADVANTAGE:
             return replace(self, advantages=replaced(self.advantages), rewards=replaced(self.advantages))
-        if what != LOG_RATIO:
-            return replace(self, log_probs={**self.log_probs, what: replaced(self.log_probs[what])})
-        lower = {p: tuple(v - max(to, Fraction(0)) for v in values) for p, values in self.log_probs.items()}
-        return replace(self, log_ratios=replaced(self.log_ratios), log_probs=lower)
+        if what == LOG_RATIO:
+            return replace(self, log_ratios=replaced(self.log_ratios))
+        return replace(self, log_probs={**self.log_probs, what: replaced(self.log_probs[what])})
+
+    def lowered(self, by: Fraction) -> Point:
+        """The batch with all frozen log-probs lower, so that those of the current policy stay below 0."""
+        return replace(self, log_probs={p: tuple(v - by for v in values) for p, values in self.log_probs.items()})
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -251,10 +253,11 @@ class Point:
 
     def log_ratio(self, k: int, moves: bool = False) -> Real:
         """The log ratio of a token, which is the variable `k` if it moves."""
-        slopes = {k: Fraction(1)} if moves else {}
-        if self.ratios is not None:
-            return log_of(self.ratios[k], slopes)
-        return Dual(self.log_ratios[k], slopes) if moves else self.log_ratios[k]
+        x = self.log_ratios[k]
+        if not moves:
+            return x
+        slopes = {k: Fraction(1)}
+        return replace(x, slopes=slopes) if isinstance(x, Dual) else Dual(x, slopes)
 
     def log_prob(self, policy: str, k: int, moves: bool = False) -> Any:
         if policy in self.log_probs:
@@ -308,6 +311,14 @@ class Point:
 
     # ------------------------------------------------------------ the loss
 
+    @property
+    def with_advantages(self) -> Point:
+        """The batch with the advantages that the loss computes from its rewards, if it does."""
+        if self.h.advantages is None:
+            return self
+        found = (value_of(self.value(self.h.advantages, k)) for k in range(len(self.places)))
+        return replace(self, advantages=tuple(found))
+
     def _outputs(self, word: str) -> list[tuple[Node, int]]:
         leaves, outputs = self.nodes.leaves, self.nodes.program.outputs
         return [(outputs[part(word, leaf.name, leaves)], i) for leaf, i in self.places]
@@ -339,7 +350,7 @@ class Point:
     @cached_property
     def ungated(self) -> list[Fraction]:
         """The coefficients of the loss without its gates: each gated ratio is the token's own."""
-        known = self.ratios or [evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in self.log_ratios]
+        known = [x.ratio if isinstance(x, LogOf) else exact_exp(value_of(x)) for x in self.log_ratios]
         free = replace(self)
         for k, (node, i) in enumerate(self._outputs("gated_ratio")):
             free.known[node, i, True] = Dual(known[k], {k: known[k]})

@@ -23,7 +23,7 @@ from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.strata import Shape
 from fibration.language.traversal import applications, atoms, evaluate
 from fibration.laws.batches.shapes import Maps
-from fibration.laws.values.numerals import number, plural, written
+from fibration.laws.values.numerals import in_brief, number, plural, written
 
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded)
 
@@ -258,6 +258,12 @@ def lies(concrete: Concrete, stratum: Stratum) -> str:
 def in_batch(h: Hierarchy, concrete: Concrete) -> str:
     """`in a trajectory of 3 tokens`; of several rows, `in a batch of 2 trajectories with 1 and 2 tokens`."""
     return f"in {concrete.describe(h.rows if concrete.size[h.rows] == 1 else Stratum(BATCH))}"
+
+
+def coefficients_are(*values: Fraction) -> str:
+    """`the coefficient ∂J/∂log π is 1`, `the coefficients ∂J/∂log π are 1, 0`."""
+    many, verb = ("s", "are") if len(values) > 1 else ("", "is")
+    return f"the coefficient{many} ∂J/∂log π {verb} {in_brief(*values)}"
 
 
 @dataclass(frozen=True)

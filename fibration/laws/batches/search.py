@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -179,6 +179,16 @@ def parameter_values(parameter: Parameter) -> list[Fraction]:
     return list(dict.fromkeys([*defaults, *spread]))
 
 
+def in_step(choices: Mapping[Expression, Sequence[Fraction]]) -> list[dict[Expression, Fraction]]:
+    """Choices of all values: the same place in each list, then one place further per list."""
+    longest = max((len(c) for c in choices.values()), default=1)
+    return [
+        {a: c[(k + turn * i) % len(c)] for i, (a, c) in enumerate(choices.items())}
+        for turn in ((0, 1) if len(choices) > 1 else (0,))
+        for k in range(longest)
+    ]
+
+
 @dataclass(frozen=True)
 class _Search:
     hierarchy: Hierarchy
@@ -211,7 +221,7 @@ class _Search:
     @cached_property
     def counted(self) -> Callable[[Count | Total], frozenset[Stratum]]:
         """The strata whose sizes multiply to a count. Cached, since every number that is tried needs them."""
-        return functools.cache(functools.partial(_counted, self.shape))
+        return functools.cache(functools.partial(counted, self.shape))
 
     @cached_property
     def fans(self) -> list[int]:
@@ -275,7 +285,7 @@ class _Search:
 
     @cached_property
     def settings(self) -> list[dict[Expression, Fraction]]:
-        """Choices of all parameters: the same place in each list of values, then one place further per parameter."""
+        """Choices of all parameters, `in_step`."""
         declared: dict[Expression, Parameter] = {
             a: a.parameter if isinstance(a, Component) else a
             for a in self.used
@@ -285,13 +295,7 @@ class _Search:
         first = {a: values[0] for a, values in choices.items()}
         for a, p in declared.items():
             choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *ends(p))]))
-        longest = max((len(c) for c in choices.values()), default=1)
-        turns = (0, 1) if len(choices) > 1 else (0,)
-        return [
-            {a: c[(k + turn * i) % len(c)] for i, (a, c) in enumerate(choices.items())}
-            for turn in turns
-            for k in range(longest)
-        ]
+        return in_step(choices)
 
     def changes(
         self, atom: Expression, others: Mapping[Expression, Fraction], low: Fraction | None, high: Fraction | None
@@ -361,7 +365,8 @@ class _Search:
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
 
 
-def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
+def counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
+    """The strata whose sizes multiply to a count, where every element has equally many over it."""
     assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
     return frozenset((a.of, *shape.coarser(a.of))) - {a.over, *shape.coarser(a.over)}
 

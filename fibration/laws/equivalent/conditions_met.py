@@ -6,11 +6,11 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
@@ -27,61 +27,57 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
-from fibration.language.conditions import Equal, One, reads_tokens
-from fibration.language.exact import NoValue, TooLarge
+from fibration.language.conditions import Condition, Equal, One, reads_tokens
+from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
-from fibration.language.operators import COMPARISONS
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.traversal import applications, atoms, desugar
-from fibration.laws.batches.coefficients import Point, differentiate
+from fibration.laws.batches.coefficients import Point, attempt, differentiate, places_of
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
-from fibration.laws.batches.search import ends, parameter_values
+from fibration.laws.batches.search import counted, ends, parameter_values
 from fibration.laws.batches.shapes import edges, regular_one
-from fibration.laws.equivalent.log_prob_samples import PolicyLogProbs, read_by, reads_policies
-from fibration.laws.values.duals import STRICT, LogOf, Real, TooClose, log_of, value_of
-from fibration.laws.values.probes import between, crossings, whole_crossings
+from fibration.laws.equivalent.log_prob_samples import read_by, reads_policies, scale
+from fibration.laws.values.duals import STRICT, Real, TooClose, value_of
+from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
 MOST_STEPS = 12  # values that are changed, one at a time
 MOST_ELEMENTS = 10**6
 NEAR, FAR, FAR_ROUNDED = -6, 6, 2  # powers of ten between which values are searched; the last with exponentials
 Values = Mapping[object, Fraction]  # by stratum the number over each element, by atom its value
 ONE, ZERO = Fraction(1), Fraction(0)
-Token = tuple[Stratum, int]
 Points = tuple[Point, Point, tuple[Fraction, ...]]  # a point for each hierarchy, and the tokens' rewards if any
+Read = Literal["batch", "advantages", "log-probs"]
 
 
 def points_at(
     pair: Pair,
     concrete: Concrete,
-    drifts: tuple[Fraction, ...],
-    as_ratios: bool,
-    given: tuple[Fraction, ...],
-    drawn: PolicyLogProbs | None,
+    log_ratios: Sequence[Real],
+    given: Sequence[Fraction],
+    log_probs: Mapping[str, Sequence[Real]],
 ) -> Points | None:
     """A batch as a point for each hierarchy; None if it does not meet the conditions on tokens.
 
-    `drifts`: the tokens' log ratios, or with `as_ratios` the deviations of their ratios from 1. `given`: their
-    advantages, or rewards.
+    `given`: the tokens' advantages, or rewards. The tokens are in the order of the first hierarchy.
     """
-    tokens, made = tokens_of(pair, concrete), list[Point]()
+    first = at_rest(pair, concrete, given)
+    made: list[Point] = []
     for h in pair:
-        order = [tokens.index((leaf, i)) for leaf in h.leaves for i in range(concrete.size[leaf])]
-        xs, mine = tuple(drifts[k] for k in order), tuple(given[k] for k in order)
-        ratios = tuple(1 + x for x in xs) if as_ratios else None
-        log_probs = drawn.log_probs(order) if drawn else {}
-        made.append(Point(h, concrete, xs, mine, ratios, domain=STRICT, log_probs=log_probs))
-    if pair.takes_rewards:
-        try:
-            made = [_of_rewards(p) for p in made]
-        except (NoValue, TooLarge, TooClose):
-            return None
-        if not all(_advantages_meet_conditions(pair, p) for p in made):
-            return None
-    of_tokens = [c for c in pair.conditions if isinstance(c, Expression) and reads_tokens(c)]
-    if not all(_holds_at(c, made[0]) for c in of_tokens):
+        order = [first.places.index(place) for place in places_of(h, concrete)]
+        xs, mine = (tuple(values[k] for k in order) for values in (log_ratios, given))
+        own = {name: tuple(values[k] for k in order) for name, values in log_probs.items()}
+        made.append(Point(h, concrete, xs, mine, own, mine, domain=STRICT))  # type: ignore[arg-type]
+    found = attempt(lambda: [p.with_advantages for p in made], TooLarge, TooClose)
+    if found is None or not (all(meets(pair, p, "advantages") for p in found) and meets(pair, found[0], "log-probs")):
         return None
-    return made[0], made[1], given if pair.takes_rewards else ()
+    return found[0], found[1], tuple(given) if pair.takes_rewards else ()
+
+
+def at_rest(pair: Pair, concrete: Concrete, advantages: Sequence[Fraction] = ()) -> Point:
+    """A batch as a point of the first hierarchy, on policy."""
+    n = concrete.tokens
+    return Point(pair.first, concrete, (ZERO,) * n, tuple(advantages) or (ONE,) * n, domain=STRICT)
 
 
 def alike(pair: Pair, most: int | None = None) -> Iterator[Points | None]:
@@ -90,8 +86,8 @@ def alike(pair: Pair, most: int | None = None) -> Iterator[Points | None]:
     One element of every stratum stands for many. `most`: with an element for each, if there are at most so many tokens.
     """
     rounded = any(applications(c, "exp") for c in pair.conditions if isinstance(c, Expression))
-    for as_ratios in (rounded, not rounded):  # exact there first
-        search = Alike(pair, as_ratios)
+    for in_ratios in (rounded, not rounded):  # exact there first
+        search = Alike(pair, in_ratios)
         if (at := _found(search)) is None:
             continue
         shape, fan = pair.shape, {s: int(at[s]) for s in pair.shape.order}
@@ -109,21 +105,13 @@ def alike(pair: Pair, most: int | None = None) -> Iterator[Points | None]:
         concrete = replace(concrete, attributes=attributes, parameters=parameters)
         if not holds_of(pair, concrete):
             continue
-        given = at[reward if pair.takes_rewards else advantage]
+        n, given = concrete.tokens, at[reward if pair.takes_rewards else advantage]
         current, old = (search.one_of(LogProb(Policy(name))) for name in (CURRENT, OLD))
         for a, v in itertools.product(dict.fromkeys((given, -given)), ({}, {current: at[old]})):
-            yield _alike(pair, concrete, search, {**at, **v}, a)
-
-
-def _alike(pair: Pair, concrete: Concrete, search: Alike, at: Values, given: Fraction) -> Points | None:
-    n, ratio = len(tokens_of(pair, concrete)), search.log_ratio(at)
-    values = {p.name: (at[search.one_of(LogProb(p))],) * n for p in (Policy(OLD), *pair.policies)}
-    drawn = PolicyLogProbs(values, search.as_ratios) if reads_policies(pair) else None
-    drift = ratio.ratio - 1 if isinstance(ratio, LogOf) else value_of(ratio)
-    of_advantage = [] if pair.takes_rewards else of_advantages(pair)
-    if not all(holds(c, concrete, t, given) for c in of_advantage for t in tokens_of(pair, concrete)):
-        return None
-    return points_at(pair, concrete, (drift,) * n, search.as_ratios, (given,) * n, drawn)
+            here = {**at, **v}
+            policies = (Policy(OLD), *pair.policies) if reads_policies(pair) else ()
+            log_probs = {p.name: (search.log_prob(p, here),) * n for p in policies}
+            yield points_at(pair, concrete, (search.log_ratio(here),) * n, (a,) * n, log_probs)
 
 
 @functools.lru_cache(64)
@@ -131,89 +119,43 @@ def _found(search: Alike) -> Values | None:
     return search.find()
 
 
-def has_shape(pair: Pair, concrete: Concrete) -> bool:
-    """Whether a shape meets the `one(...)` conditions."""
-    return not any(isinstance(c, One) and concrete.size[c.stratum] != 1 for c in pair.conditions)
+# ---------------------------------------------------------------- conditions
 
 
 def holds_of(pair: Pair, concrete: Concrete) -> bool:
-    """Whether a batch meets the `Balanced` assumptions of both hierarchies and `equal(...)` of counts and totals."""
-    for h in pair:
-        for a in h.assume:
-            if isinstance(a, Balanced) and not is_balanced(h, concrete, a.first, a.second):
-                return False
-    for c in pair.conditions:
-        if isinstance(c, Equal) and c.value != advantage:
-            tokens, places = tokens_of(pair, concrete), (c.on, read_at(c.value))
-            there = (t for t in tokens if all(lies_over(concrete, t[0], s) for s in places))
-            if not _is_equal(c, concrete, {t: concrete.value(c.value, *t) for t in there}):
-                return False
-    given = [c for c in pair.conditions if isinstance(c, Expression)]
-    plain = [c for c in given if not (reads_tokens(c) or advantage in atoms(c))]
-    return all(holds(c, concrete, token) for c in plain for token in tokens_of(pair, concrete))
+    """Whether a batch meets the assumptions of both hierarchies, and the conditions that read no token."""
+    balanced = ((h, a) for h in pair for a in h.assume if isinstance(a, Balanced))
+    fits = all(is_balanced(h, concrete, a.first, a.second) for h, a in balanced)
+    return fits and meets(pair, at_rest(pair, concrete), "batch")
 
 
-def _is_equal(c: Equal, concrete: Concrete, values: Mapping[Token, Fraction]) -> bool:
-    """Whether tokens over the same element of the condition's stratum have the same value."""
-    there = {t: v for t, v in values.items() if lies_over(concrete, t[0], c.on)}
-    seen: dict[int, Fraction] = {}
-    return all(seen.setdefault(concrete.below(*t, c.on), v) == v for t, v in there.items())
+def meets(pair: Pair, point: Point, what: Read) -> bool:
+    """Whether a batch meets the conditions that read advantages, log-probs, or neither of them (`batch`)."""
+    return all(_holds(c, point) for c in pair.conditions if _reads(c) == what)
 
 
-def of_advantages(pair: Pair) -> list[Expression]:
-    """The comparisons that read the advantage, and no log-prob."""
-    given = [c for c in pair.conditions if isinstance(c, Expression)]
-    return [c for c in given if advantage in atoms(c) and not reads_tokens(c)]
+def _reads(c: Condition) -> Read:
+    if reads_tokens(c):
+        return "log-probs"
+    given = atoms(c) if isinstance(c, Expression) else [c.value] if isinstance(c, Equal) else []
+    return "advantages" if advantage in given else "batch"
 
 
-def lies_over(concrete: Concrete, leaf: Stratum, place: object) -> bool:
-    """Whether a condition that is read at a place applies to the tokens of a leaf."""
-    return not isinstance(place, Stratum) or place == leaf or place in concrete.shape.coarser(leaf)
-
-
-def _applies(condition: Expression, concrete: Concrete, token: Token) -> bool:
-    return all(lies_over(concrete, token[0], read_at(e)) for e in atoms(condition))
-
-
-def tokens_of(pair: Pair, concrete: Concrete) -> list[Token]:
-    """The tokens of a batch in the order of the first hierarchy."""
-    return [(leaf, i) for leaf in pair.first.leaves for i in range(concrete.size[leaf])]
-
-
-def _of_rewards(point: Point) -> Point:
-    """The point with the advantages that its loss computes; `point.advantages` are taken as rewards."""
-    assert point.h.advantages is not None
-    here = replace(point, rewards=point.advantages)
-    found = (value_of(here.value(point.h.advantages, k)) for k in range(len(point.advantages)))
-    return replace(point, advantages=tuple(found))
-
-
-def _advantages_meet_conditions(pair: Pair, point: Point) -> bool:
-    """Whether advantages computed from rewards meet the conditions."""
-    given = dict(zip(point.places, point.advantages, strict=True))
-    equal = (c for c in pair.conditions if isinstance(c, Equal) and c.value == advantage)
-    if not all(_is_equal(c, point.concrete, given) for c in equal):
-        return False
-    return all(holds(c, point.concrete, t, a) for c in of_advantages(pair) for t, a in given.items())
-
-
-def holds(condition: Expression, concrete: Concrete, token: Token, a: Fraction | None = None) -> bool:
-    """Whether a comparison without log-probs holds at a token of this advantage, or does not apply to it."""
-    if not _applies(condition, concrete, token):
+def _holds(c: Condition, point: Point) -> bool:
+    """Whether a condition holds at every token to which it applies."""
+    concrete = point.concrete
+    if isinstance(c, One):
+        return concrete.size[c.stratum] == 1
+    if not isinstance(c, (Equal, Expression)):  # equal policies get equal log-probs
         return True
-    try:
-        return bool(concrete.value(condition, *token, {} if a is None else {advantage: a}))
-    except (NoValue, TooLarge):
-        return False
-
-
-def _holds_at(condition: Expression, point: Point) -> bool:
-    """Whether a condition on log-probs holds at every token."""
-    read = [k for k, token in enumerate(point.places) if _applies(condition, point.concrete, token)]
-    try:
-        return all(point.value(condition, k) for k in read)
-    except (NoValue, TooLarge, TooClose):
-        return False
+    formula, places = (c.value, [c.on]) if isinstance(c, Equal) else (c, [])
+    places += [s for a in atoms(formula) if isinstance(s := read_at(a), Stratum)]
+    there = [k for k, (leaf, _) in enumerate(point.places) if {*places} <= {leaf, *concrete.shape.coarser(leaf)}]
+    found = attempt(lambda: [point.value(formula, k) for k in there], TooLarge, TooClose)
+    if found is None or not isinstance(c, Equal):
+        return found is not None and all(found)
+    by_element = {(concrete.below(*point.places[k], c.on), value_of(v)) for k, v in zip(there, found, strict=True)}
+    return len(by_element) == len({element for element, _ in by_element})
 
 
 # ---------------------------------------------------------------- batches of elements that are all alike
@@ -224,12 +166,12 @@ class Alike:
     """The search for a batch that meets the conditions, among batches whose elements are all alike.
 
     Such a batch is a number of elements over each, and one value of every parameter, attribute, log-prob and advantage.
-    The search moves one of these at a time, to where a condition changes or beside it. `as_ratios`: log-probs are given
+    The search moves one of these at a time, to where a condition changes or beside it. `in_ratios`: log-probs are given
     as probabilities, so that ratios are rational.
     """
 
     pair: Pair
-    as_ratios: bool
+    in_ratios: bool
 
     def find(self) -> Values | None:
         """The values of a batch on which every comparison in the conditions holds; None if none is found."""
@@ -256,35 +198,25 @@ class Alike:
                 found += [] if made and advantage in atoms(c) else [desugar(c)]
         return found
 
-    @cached_property
-    def _differences(self) -> list[Expression]:
-        compared = (c.arguments for e in self.conditions for c in applications(e, *COMPARISONS))
-        return list(dict.fromkeys(a - b for a, b in compared))
-
     def _value(self, e: Expression, at: Values) -> Any:
         """The value of a formula; None where it has none."""
-        try:
-            return differentiate(e, lambda a: self._atom(a, at), STRICT)
-        except (NoValue, TooClose, TooLarge):
-            return None
+        return attempt(lambda: differentiate(e, lambda a: self._atom(a, at), STRICT), TooClose, TooLarge)
 
     def _atom(self, a: Expression, at: Values) -> Any:
         if isinstance(a, (Count, Total)):
-            number = Fraction(math.prod(int(at[s]) for s in self._counted(a)))
+            number = Fraction(math.prod(int(at[s]) for s in counted(self.pair.shape, a)))
             return number * at[a.attribute] if isinstance(a, Total) else number
         if isinstance(a, LogProb):
-            return log_of(at[self.one_of(a)], {}) if self.as_ratios else at[self.one_of(a)]
+            return self.log_prob(a.policy, at)
         return self.log_ratio(at) if a == token_log_ratio else at[self.one_of(a)]
+
+    def log_prob(self, policy: Policy, at: Values) -> Real:
+        """The log-prob of every token."""
+        return scale(self.in_ratios)(at[self.one_of(LogProb(policy))])
 
     def log_ratio(self, at: Values) -> Real:
         """The log ratio of every token."""
-        current, old = (at[self.one_of(LogProb(Policy(name)))] for name in (CURRENT, OLD))
-        return log_of(current / old, {}) if self.as_ratios else current - old
-
-    def _counted(self, a: Count | Total) -> frozenset[Stratum]:
-        shape = self.pair.shape
-        assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
-        return frozenset((a.of, *shape.coarser(a.of))) - {a.over, *shape.coarser(a.over)}
+        return self.log_prob(Policy(CURRENT), at) - self.log_prob(Policy(OLD), at)
 
     def one_of(self, a: Expression) -> Expression:
         """The atom with the value of this one: of policies that are the same, and of parameters of one name, one."""
@@ -309,7 +241,7 @@ class Alike:
         found: dict[object, Fraction] = dict.fromkeys(self.pair.shape.order, ONE) | {advantage: ONE, reward: ONE}
         for a in map(self.one_of, self.read):
             if isinstance(a, LogProb):
-                found[a] = Fraction(1, 2) if self.as_ratios else -ONE
+                found[a] = Fraction(1, 2) if self.in_ratios else -ONE
             elif isinstance(a, (Parameter, Component)):
                 found[a] = parameter_values(a.parameter if isinstance(a, Component) else a)[0]
             elif isinstance(a, Attribute):
@@ -324,7 +256,7 @@ class Alike:
         found: dict[object, None] = {}
         for a in atoms(formula):
             if isinstance(a, (Count, Total)):
-                found |= dict.fromkeys(s for s in shape.order if s in self._counted(a) - fixed)
+                found |= dict.fromkeys(s for s in shape.order if s in counted(shape, a) - fixed)
             if a == token_log_ratio:
                 found |= dict.fromkeys(self.one_of(LogProb(Policy(name))) for name in (CURRENT, OLD))
             found[self.one_of(a)] = None
@@ -334,7 +266,7 @@ class Alike:
         """Values where a condition changes if one thing moves, beside and between them."""
         low, high = self._ends(v)
         points: set[Fraction] = set()
-        for d in self._differences:
+        for d in turning(self.conditions):
             if v in self._read_by(d):
 
                 def f(x: Fraction, d: Expression = d) -> Fraction | None:
@@ -352,12 +284,12 @@ class Alike:
 
     def _ends(self, v: object) -> tuple[Fraction | None, Fraction | None]:
         if isinstance(v, LogProb):
-            return (ZERO, ONE) if self.as_ratios else (None, ZERO)
+            return (ZERO, ONE) if self.in_ratios else (None, ZERO)
         p = v.parameter if isinstance(v, Component) else v
         return p.ends if isinstance(p, Attribute) else ends(p) if isinstance(p, Parameter) else (None, None)
 
     def _is_value(self, v: object, x: Fraction) -> bool:
         if isinstance(v, LogProb):
-            return 0 < x <= 1 if self.as_ratios else x <= 0
+            return 0 < x <= 1 if self.in_ratios else x <= 0
         p = v.parameter if isinstance(v, Component) else v
         return not (isinstance(p, (Attribute, Parameter)) and p.is_outside(x))

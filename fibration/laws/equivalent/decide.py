@@ -24,7 +24,7 @@ from fibration.laws.batches.concrete import Witness
 from fibration.laws.budget import Budget
 from fibration.laws.catalogue import LAWS
 from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial
-from fibration.laws.equivalent.neighbours import are_proved_same, times
+from fibration.laws.equivalent.neighbours import are_same, times
 from fibration.laws.equivalent.same_loss import NoBatchError, check_conditions, same_loss
 from fibration.laws.equivalent.search import FEW, MANY, difference, has_batches, is_evaluated
 from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
@@ -203,7 +203,7 @@ class _Asked:
         if not 0 < factor <= MOST_FACTOR or any(abs(c - factor * d) > CLOSE for c, d in zip(mine, yours, strict=True)):
             return None
         first, second = self.matched.first, self.matched.second
-        same = are_proved_same(lambda: pair(first, times(second, factor), self.when, self.matched.given))
+        same = are_same(lambda: pair(first, times(second, factor), self.when, self.matched.given))
         return factor if same else None
 
     def _broken(self, found: str) -> Comparison:

@@ -1,4 +1,4 @@
-"""Log-probs at which `search.py` compares two losses: around the breakpoints of weights, conditions and gates.
+"""Log ratios and log-probs at which `search.py` compares two losses: around the breakpoints of their formulas.
 
 A comparison is evaluated as if all tokens were alike, so that a statistic equals its formula. If the comparison is then
 affine in one log-prob, or in the probability or its inverse, its root is a breakpoint. Nothing here uses sympy.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fibration.language.atoms import (
     Count,
@@ -25,8 +26,8 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
-from fibration.language.exact import NoValue, TooLarge, transcendental
-from fibration.language.expressions import Apply, Expression
+from fibration.language.exact import TooLarge, transcendental
+from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import COMPARISONS
 from fibration.language.order import Ordered
@@ -35,14 +36,18 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import NotOver
 from fibration.language.traversal import applications, atoms, desugar, evaluate
-from fibration.laws.batches.coefficients import formulas
+from fibration.laws.batches.coefficients import attempt, formulas
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.values.duals import Real, log_of
+from fibration.laws.values.duals import LogOf, Real, log_of, value_of
 
-ONE = Fraction(1)
-exact_exp, exact_log = transcendental("exp"), transcendental("log")
+ONE, ZERO = Fraction(1), Fraction(0)
+exact_exp, exact_log = transcendental("exp"), functools.lru_cache(1024)(transcendental("log"))
 LEVELS = (Fraction(1, 2), Fraction(9, 10), Fraction(1, 10), Fraction(1, 100))  # probabilities
-MOST = 12
+MOST = 24  # breakpoints of one kind
+CLOSE = Fraction(1, 10**40)
+LARGEST = 10**6  # denominator of a short number
+FAR = 1000  # no breakpoint is further out
+T = TypeVar("T")
 
 
 def read_by(h: Hierarchy) -> Iterator[Expression]:
@@ -67,90 +72,103 @@ def reads_policies(pair: Pair) -> bool:
     return any(isinstance(a, LogProb) for e in (*(e for h in pair for e in read_by(h)), *conditions) for a in atoms(e))
 
 
+# ---------------------------------------------------------------- breakpoints
+
+
 @dataclass(frozen=True)
 class Breaks:
-    """Where comparisons change sides: differences of two log-probs, as logarithms or as ratios, and probabilities."""
+    """Where comparisons change sides, as log-probs. One whose exponential is rational is a `LogOf`.
 
-    logs: tuple[Fraction, ...]
-    ratios: tuple[Fraction, ...]
-    levels: tuple[Fraction, ...]
-    log_ratios: tuple[Fraction, ...]  # of the current policy to the old one
-    deviations: tuple[Fraction, ...]  # of its ratio from 1
+    `current`: how far the current policy is above the old one. `passed`: how far the old policy is above a passed one.
+    `old`: the log-prob of all policies.
+    """
+
+    current: tuple[Real, ...]
+    passed: tuple[Real, ...]
+    old: tuple[Real, ...]
 
 
 def breaks(pair: Pair, concrete: Concrete) -> Breaks:
-    """The breakpoints of all formulas in log-probs, at the first token of each leaf."""
-    names = [p.name for p in pair.policies]
-    found: dict[str, dict[Fraction, None]] = {k: {} for k in ("logs", "ratios", "levels", "log_ratios", "deviations")}
-    for comparison, leaf in _comparisons(pair):
-        if not concrete.size[leaf]:
-            continue
-        policies = _policies_of(comparison)
-        for a in (ONE, -ONE) if policies and advantage in atoms_within(comparison) else (ONE,):
-            for moved in (n for n in (CURRENT, OLD, *names) if n in policies):
-                for is_log, root in _roots(comparison, concrete, leaf, moved, a):
-                    if moved == OLD:
-                        found["levels"] |= {root: None} if not is_log and 0 < root <= 1 else {}
-                    elif moved == CURRENT:
-                        found["log_ratios" if is_log else "deviations"][root if is_log else root - 1] = None
-                    else:
-                        found["logs" if is_log else "ratios"][root] = None
-    return Breaks(**{k: tuple(v)[:MOST] for k, v in found.items()})
+    """The breakpoints of all formulas, at the first token of each leaf."""
+    found = {word: dict[Real, None]() for word in ("current", "passed", "old")}
+    for comparison, leaf, unit in _comparisons(pair):
+        policies = _policies_of(comparison, unit) if concrete.size[leaf] else ()
+        for a in (ONE, -ONE) if advantage in atoms_within(comparison) else (ONE,):
+            for moved in (n for n in (CURRENT, OLD, *(p.name for p in pair.policies)) if n in policies):
+                word = moved if moved in (CURRENT, OLD) else "passed"
+                found[word] |= dict.fromkeys(_roots(comparison, unit, concrete, leaf, moved, a))
+    return Breaks(**{word: tuple(values)[:MOST] for word, values in found.items()})
 
 
 @functools.lru_cache(maxsize=64)
-def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum], ...]:
+def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum, Expression], ...]:
+    """The comparisons in all formulas, as they are read at each leaf, and the residual there of a token alone."""
     conditions = [c for c in pair.conditions if isinstance(c, Expression)]
-    found: dict[tuple[Apply, Stratum], None] = {}
+    found: dict[tuple[Apply, Stratum, Expression], None] = {}
     for h in pair:
         for leaf in h.leaves:
-            below = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
-            gates = (in_channel(h.gate(s), c) for s in below for c in h.decomposition.channels)
-            split = (h.with_mass(e, leaf) for _, e in h.decomposition.densities)
-            for e in (*h.objective.formulas, *terms(h), *gates, *split, *conditions):
-                for inner in within(e):
-                    found |= {(c, leaf): None for c in applications(at(desugar(inner), leaf), *COMPARISONS)}
+            split = {c: h.with_mass(e, leaf) for c, e in h.decomposition.densities}
+            read = [(e, as_expression(0)) for e in (*h.objective.formulas, *terms(h), *split.values(), *conditions)]
+            for s in (s for s in h.order if s == leaf or s in h.coarser(leaf)):
+                share = h.masses[s] / h.masses[leaf]
+                read += [(in_channel(h.gate(s), c), share * e) for c, e in split.items()]
+            for inner, unit in ((inner, unit) for e, unit in read for inner in within(e)):
+                found |= {(c, leaf, unit): None for c in applications(at(desugar(inner), leaf), *COMPARISONS)}
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=1024)
-def _policies_of(comparison: Expression) -> frozenset[str]:
+def _policies_of(comparison: Expression, unit: Expression) -> frozenset[str]:
     """The policies whose log-probs a comparison depends on."""
-    found = {a.policy.name for a in atoms_within(comparison, LogProb)}
-    moves = token_log_ratio in atoms_within(comparison)
+    read = atoms_within(comparison)
+    read = (*read, *atoms_within(unit)) if residual in read else read
+    found, moves = {a.policy.name for a in read if isinstance(a, LogProb)}, token_log_ratio in read
     return frozenset(found | ({CURRENT} if moves else set()) | ({OLD} if found else set()))
 
 
+WAYS: tuple[tuple[Callable[[Fraction], Fraction], tuple[Fraction, ...]], ...] = (
+    (lambda v: v, (ZERO, ONE, 2 * ONE)),
+    (lambda v: v, (ZERO, -ONE, -2 * ONE)),
+    (exact_log, (ONE, 2 * ONE, 4 * ONE)),
+    (exact_log, (ONE, ONE / 2, ONE / 4)),
+    (lambda v: -exact_log(v), (ONE, 2 * ONE, 4 * ONE)),
+)
+
+
 def _roots(
-    comparison: Apply, concrete: Concrete, leaf: Stratum, moved: str, a: Fraction
-) -> Iterator[tuple[bool, Fraction]]:
-    """Yields where both sides are equal as one policy moves: (True, a difference of log-probs) or (False, a ratio)."""
-    sides = comparison.arguments
-    tries = (
-        (True, (Fraction(0), ONE, Fraction(2))),
-        (False, (ONE, Fraction(2), Fraction(4))),
-        (False, (ONE, Fraction(1, 2), Fraction(1, 4))),
-    )
-    for is_log, at_values in tries:
-        u = at_values if is_log or at_values[1] > 1 else tuple(1 / v for v in at_values)
-        moves = [v if is_log else exact_log(v) for v in at_values]
-        try:
-            y = [
-                _value(sides[0], concrete, leaf, moved, m, a) - _value(sides[1], concrete, leaf, moved, m, a)
-                for m in moves
-            ]
-        except (NoValue, NotOver, TooLarge):  # perhaps only tokens of another leaf have it
+    comparison: Apply, unit: Expression, concrete: Concrete, leaf: Stratum, moved: str, a: Fraction
+) -> Iterator[Real]:
+    """Yields how far one policy has moved where both sides are equal, if their difference is affine.
+
+    It may be affine in the log-prob, in the probability or in its inverse, where that increases or where it decreases.
+    """
+    difference = comparison.arguments[0] - comparison.arguments[1]
+
+    @functools.cache
+    def value(move: Fraction) -> Fraction | None:  # perhaps only tokens of another leaf have it
+        return attempt(lambda: _value(difference, unit, concrete, leaf, moved, move, a), NotOver, TooLarge)
+
+    for log_prob, u in WAYS:
+        y = [value(log_prob(v)) for v in u]
+        if y[0] is None or y[1] is None or y[2] is None:
             continue
         slope = (y[1] - y[0]) / (u[1] - u[0])
-        if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > Fraction(1, 10**40):
+        if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > CLOSE:
             continue
-        root = u[0] - y[0] / slope
-        short = root.limit_denominator(10**6)
-        if abs(short - root) < Fraction(1, 10**40) and (is_log or short > 0) and abs(short) < 10**6:
-            yield is_log, short if is_log or at_values[1] > 1 else 1 / short
+        root = attempt(partial(log_prob, u[0] - y[0] / slope))
+        if root is not None and 0 < abs(root) < FAR and (moved != OLD or root < 0):
+            yield _short(root)
 
 
-def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fraction, a: Fraction) -> Any:
+def _short(x: Fraction) -> Real:
+    """A log-prob as a short number or as the logarithm of one: the same number, or one close to it."""
+    ratio = exact_exp(x).limit_denominator(LARGEST)
+    return log_of(ratio, {}) if ratio and abs(exact_log(ratio) - x) < CLOSE else x.limit_denominator(LARGEST)
+
+
+def _value(
+    e: Expression, unit: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fraction, a: Fraction
+) -> Any:
     """A formula at the first token of a leaf, where all tokens are alike and the policy `moved` moves by `by`.
 
     The current policy moves up from the old one, a passed policy down. If the old one moves, all policies are at `by`.
@@ -158,7 +176,7 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
 
     def atom(atom: Expression) -> Any:
         if atom == token_log_ratio:
-            return by if moved == CURRENT else Fraction(0)
+            return by if moved == CURRENT else ZERO
         if isinstance(atom, LogProb):
             base = by if moved == OLD else -ONE
             own = by if moved == CURRENT else -by
@@ -173,9 +191,9 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
             return evaluate(atom.discount, atom_of) * evaluate(at(atom.formula, atom.of or leaf), atom_of)
         if atom in (advantage, reward):
             return a
-        if atom == residual or isinstance(atom, (Density, Gated)):
-            return Fraction(0)
-        return concrete.atom(atom, leaf, 0)
+        if atom == residual:
+            return evaluate(unit, atom_of)
+        return ZERO if isinstance(atom, (Density, Gated)) else concrete.atom(atom, leaf, 0)
 
     atom_of = atom
     return evaluate(e, atom)
@@ -184,79 +202,53 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
 # ---------------------------------------------------------------- log-probs of the policies
 
 
-@dataclass(frozen=True)
-class PolicyLogProbs:
-    """Log-probs of frozen policies, or their exponentials, token by token."""
-
-    policies: dict[str, tuple[Fraction, ...]]
-    as_ratios: bool
-
-    def log_probs(self, order: Sequence[int]) -> dict[str, tuple[Real, ...]]:
-        """The log-probs by policy, with the tokens in this order."""
-        return {
-            name: tuple(log_of(values[k], {}) if self.as_ratios else values[k] for k in order)
-            for name, values in self.policies.items()
-        }
+def scale(in_ratios: bool) -> Callable[[Fraction], Real]:
+    """Returns a log-prob of a number: of a ratio its logarithm, else the number itself."""
+    return (lambda v: log_of(v, {})) if in_ratios else (lambda v: v)
 
 
-def draw_log_probs(
-    pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng: random.Random
-) -> PolicyLogProbs:
-    """Draws log-probs for tokens with the log ratios `xs`; with `as_ratios`, `xs` are deviations of ratios from 1.
+def kinds(n: int, zero: T, values: Sequence[T], rng: random.Random) -> list[list[T]]:
+    """Values for `n` tokens: all equal, one different, alternating, or any."""
+    v, u = rng.choice(values), rng.choice(values)
+    last, turns = [v if i == n - 1 else zero for i in range(n)], [v if i % 2 else u for i in range(n)]
+    return [[v] * n, last, turns, [rng.choice(values) for _ in range(n)]]
 
-    Policies that the conditions equate get equal values. Values are ratios or logarithms, as the breakpoints of the
-    policies are. No log-prob exceeds 0, and neither does the current policy's.
+
+def draw_log_probs(pair: Pair, found: Breaks, moved: Sequence[Real], rng: random.Random) -> dict[str, tuple[Real, ...]]:
+    """Draws log-probs of the frozen policies for tokens with these log ratios.
+
+    Policies that the conditions equate get equal values. All values are logarithms of rational numbers, or all are
+    rational, as the breakpoints of the policies are. No log-prob exceeds 0, and neither does the current policy's.
     """
-    n, known = len(xs), pair.same_policies
-    tied = any(CURRENT in g and OLD not in g for g in known)
-    in_ratios = as_ratios if tied or bool(found.logs) is bool(found.ratios) else bool(found.ratios)
-    if found.logs and found.ratios and not tied:
-        in_ratios = rng.random() < 0.5
-    # how far each policy is from the old one, token by token, as a log-prob or as a ratio
-    pool = [*(found.ratios if in_ratios else found.logs)]
-    sizes = [Fraction(3, 2), Fraction(1, 3)] if in_ratios else [Fraction(1, 3), -ONE]
-    near = [v for t in pool for v in ((t, t * 2, t / 2) if in_ratios else (t, t + Fraction(1, 3), t - Fraction(1, 3)))]
-    values = list(dict.fromkeys((*pool, *near, *sizes)))
-    zero = ONE if in_ratios else Fraction(0)
-    away: dict[str, tuple[Fraction, ...]] = {}
-    for name in (p.name for p in pair.policies):
-        v, u = rng.choice(values), rng.choice(values)
-        kinds = (
-            [zero] * n,
-            [v] * n,
-            [v if i == n - 1 else zero for i in range(n)],
-            [v if i % 2 else u for i in range(n)],
-            [rng.choice(values) for _ in range(n)],
-        )
-        away[name] = tuple(rng.choice(kinds))
-    moved = [_moved(x, as_ratios, in_ratios) for x in xs]  # how far the current policy is from the old one
+    n, known, in_ratios = len(moved), pair.same_policies, all(isinstance(x, LogOf) for x in moved)
+    if found.passed and not any(CURRENT in g and OLD not in g for g in known):
+        in_ratios = isinstance(rng.choice(found.passed), LogOf)
+    one = scale(in_ratios)
+    zero, step, *sizes = (
+        one(Fraction(v)) for v in (("1", "2", "3/2", "1/3") if in_ratios else ("0", "1/3", "1/3", "-1"))
+    )
+    near = [v for t in found.passed if isinstance(t, LogOf) is in_ratios for v in (t, t + step, t - step)]
+    values = list(dict.fromkeys((*near, *sizes)))
+    if in_ratios is not all(isinstance(x, LogOf) for x in moved):
+        moved = [one(exact_exp(value_of(x)) if in_ratios else value_of(x)) for x in moved]
+    # how far the old policy is above each passed one, token by token
+    above = {p.name: rng.choice([[zero] * n, *kinds(n, zero, values, rng)]) for p in pair.policies}
     for group in known:
-        if OLD in group:
-            away |= dict.fromkeys(group - {OLD, CURRENT}, (zero,) * n)
-        else:
-            others = sorted(group - {CURRENT})
-            same = tuple(1 / m if in_ratios else -m for m in moved) if CURRENT in group else away[others[0]]
-            away |= dict.fromkeys(others, same)
-    levels = [*found.levels, *LEVELS]
+        others = sorted(group - {OLD, CURRENT})
+        same = [x * -ONE for x in moved] if CURRENT in group else above[others[0]]
+        above |= dict.fromkeys(others, [zero] * n if OLD in group else same)
+    levels = [t for t in found.old if isinstance(t, LogOf) is in_ratios]
+    levels += map(one, LEVELS if in_ratios else (Fraction(-1, 2),))
     olds = [rng.choice(levels) for _ in range(n)] if rng.random() < 0.7 else [rng.choice(levels)] * n
-    made: dict[str, list[Fraction]] = {name: [] for name in (OLD, *away)}
     for k in range(n):
-        above = [moved[k], *((1 / d[k] if in_ratios else -d[k]) for d in away.values())]
-        most = min(1 / t if in_ratios else -t for t in above)
-        old = min(olds[k] if in_ratios else Fraction(-1, 2), most if most.denominator < 10**6 else _below(most))
-        made[OLD].append(old)
-        for name, d in away.items():
-            made[name].append(old / d[k] if in_ratios else old - d[k])
-    return PolicyLogProbs({name: tuple(v) for name, v in made.items()}, in_ratios)
+        most = min((x * -ONE for x in (moved[k], *(-ONE * d[k] for d in above.values()))), key=value_of)
+        olds[k] = min(olds[k], _shorter(most), key=value_of)
+    made = {name: tuple(old - d for old, d in zip(olds, each, strict=True)) for name, each in above.items()}
+    return {OLD: tuple(olds), **made}
 
 
-def _moved(x: Fraction, as_ratios: bool, in_ratios: bool) -> Fraction:
-    """How far the current policy is from the old one: `x` is a deviation of the ratio from 1, or a log ratio."""
-    if as_ratios:
-        return 1 + x if in_ratios else exact_log(1 + x)
-    return exact_exp(x) if in_ratios else x
-
-
-def _below(bound: Fraction) -> Fraction:
-    """A short number below a bound of many digits; both are probabilities, or both are log-probs."""
-    return Fraction(int(bound * 10**5), 10**5) if bound > 0 else Fraction(int(bound) - 1)
+def _shorter(bound: Real) -> Real:
+    """A log-prob, or one below it if its number has many digits."""
+    if isinstance(bound, LogOf):
+        return bound if bound.ratio.denominator < LARGEST else log_of(Fraction(1, int(1 / bound.ratio) + 1), {})
+    return bound if value_of(bound).denominator < LARGEST else Fraction(int(value_of(bound)) - 1)

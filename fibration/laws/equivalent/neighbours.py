@@ -1,4 +1,4 @@
-"""The shipped losses that a loss is, or from which it differs by one thing.
+"""The shipped losses that a loss is, or from which it differs in the fewest parts.
 
 A loss has seven parts: its gates (with kernels and decomposition), μ, the estimator, weights, conditions, advantages
 and penalties. Parts that are one formula are equal. Other parts are compared inside the shipped loss: it is the same
@@ -39,10 +39,8 @@ from fibration.laws.signs.branches import at_most
 
 COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
 MOST = 10  # shipped losses whose parts are compared by value
-FEWEST = 3  # losses that differ in a gate alone, if there are no others
 FAR = 3  # parts; a loss that differs in more of them is no candidate
 RATIO = exp(token_log_ratio)
-GATE = "the gate"
 COMPARISONS = 1000  # in the proof that one part is the same
 
 
@@ -68,21 +66,13 @@ class Neighbour:
         return said + (f" ({', '.join(f'{a} ↔ {b}' for a, b in self.match)})" if self.match else "")
 
 
-def neighbours(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
-    """Returns the shipped losses that a loss is; if there are none, those from which it differs by one thing.
+def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
+    """Returns the shipped losses that a loss is; if there are none, those from which it differs in the fewest parts.
 
     Other defaults are no difference; two bounds with each other's defaults are. Needs seconds: a part is compared by
     value only in the shipped losses that are nearest by formula.
-    Returns [] if no shipped loss is that near.
+    Returns [] if each differs in more than three parts.
     """
-    found = _Survey(hierarchy, ignore_advantages).run()
-    near = [n for n in found if len(n.differences) <= min(1, *(len(m.differences) for m in found))]
-    told = [n for n in near if not any(GATE in d for d in n.differences)]
-    return told or near[:FEWEST]
-
-
-def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
-    """As `neighbours`; if there are none, the shipped losses that differ in the fewest parts."""
     found = _Survey(hierarchy, ignore_advantages).run()
     least = min((len(n.differences) for n in found), default=0)
     return [n for n in found if len(n.differences) == least]
@@ -166,7 +156,7 @@ class _Survey:
             return Neighbour(c.shipped.name, (swapped,), c.matched.pairs)
         parts = [p for p in c.differing if not _is_same_part(c, p)]
         said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
-        if not said and c.differing and not are_same(c.shipped, c.h):
+        if not said and c.differing and not are_same(lambda: pair(c.shipped, c.h)):
             said = [f"but for {listed(c.differing)} together"]
         if not said:
             said = list(_exchanged_defaults(c))
@@ -179,7 +169,8 @@ class _Survey:
                 continue
             if {"advantages", "penalties"} & set(c.differing):
                 continue
-            if are_same(bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO)), c.h):
+            twice = bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO))
+            if are_same(lambda twice=twice, c=c: pair(twice, c.h)):  # type: ignore[misc]
                 yield Neighbour(c.shipped.name, ("with the ratio twice",), c.matched.pairs)
 
 
@@ -190,20 +181,15 @@ def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
         objective = Objective(s.objective.weight)
         return x.replace(objective=objective, penalties={}, advantages=None, gives_up={})
 
-    try:
-        return are_same(alone(s), alone(h))
-    except FibrationError:
-        return False
+    return are_same(lambda: pair(alone(s), alone(h)))
 
 
 def _is_same_part(c: _Candidate, part: str) -> bool:
     if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
         return False
-    try:
-        both = bare(c.shipped), with_part(c.shipped, c.unified, part)
-        return _gates_are_same(c.shipped, c.h) if part == "gates" else are_same(*map(light, both))
-    except FibrationError:
-        return False
+    if part == "gates":
+        return _gates_are_same(c.shipped, c.h)
+    return are_same(lambda: pair(light(bare(c.shipped)), light(with_part(c.shipped, c.unified, part))))
 
 
 def _has(h: Hierarchy, part: str) -> bool:
@@ -236,25 +222,18 @@ def _words(c: _Candidate, part: str) -> str:
 
 def _words_of_weights(c: _Candidate) -> str:
     lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
-    if len(new) == 1 and not lost and _has_ratio(c.shipped):
+    # the ratio counts in a loss that is no score estimator with a gate that passes nothing
+    counts = c.shipped.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in c.shipped.gates.values())
+    if counts and len(new) == 1 and not lost:
         (weight,) = (w for w in c.unified.objective.weighed if str(w) == new[0])
-        if _is_ratio(c, weight):
+
+        def alone(weight: Expression) -> Hierarchy:
+            base = light(bare(c.shipped)).replace(penalties={}, advantages=None)
+            return base.replace(objective=Objective(base.objective.weight).score().weigh(weight))
+
+        if are_same(lambda: pair(alone(weight), alone(RATIO))):
             return "with the ratio twice"
     return _gone_and_new("the weight", lost, new)
-
-
-def _is_ratio(c: _Candidate, weight: Expression) -> bool:
-    try:
-        base = light(bare(c.shipped)).replace(penalties={}, advantages=None)
-        score = Objective(base.objective.weight).score()
-        return are_same(*(base.replace(objective=score.weigh(w)) for w in (weight, RATIO)))
-    except FibrationError:
-        return False
-
-
-def _has_ratio(h: Hierarchy) -> bool:
-    """Whether the ratio counts in a loss: it is no score estimator with a gate that passes nothing."""
-    return h.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in h.gates.values())
 
 
 def _words_of_gates(c: _Candidate) -> list[str]:
@@ -267,14 +246,14 @@ def _words_of_gates(c: _Candidate) -> list[str]:
         levels = [", ".join(x.name for x in one.order) for one in (h, s)]
         found.append(f"but for its levels: {levels[0]} in place of {levels[1]}")
     apart = [x for x in s.gates if x in h.gates and plain(s.gate(x)) != plain(h.gate(x))]
-    found += [f"but for {GATE} on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
+    found += [f"but for the gate on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
     kernels, _, *split = gates_of(s)
     own_kernels, _, *own_split = gates_of(h)
     found += ["but for its kernels"] if kernels != own_kernels and set(s.gates) == set(h.gates) else []
     found += (
         [f"but for the decomposition: {h.decomposition} in place of {s.decomposition}"] if split != own_split else []
     )
-    return found or [f"but for {GATE}s"]
+    return found or ["but for the gates"]
 
 
 def _pairs(c: _Candidate) -> Iterator[tuple[str, str]]:
@@ -405,16 +384,12 @@ def times(h: Hierarchy, factor: Fraction) -> Hierarchy:
     return bare(h).replace(objective=o.with_parts(weight=k * o.spelled_out(h.leaves, h.rows)), penalties=penalties)
 
 
-def are_same(first: Hierarchy, second: Hierarchy) -> bool:
+def are_same(paired: Callable[[], Pair]) -> bool:
     """Whether two losses with matched names are proved the same, after a quick search for a difference.
 
-    No clock decides it: the search and the proof end after a number of steps.
+    A pair that is refused when it is made is not the same. No clock decides: the search and the proof end after a
+    number of steps.
     """
-    return are_proved_same(lambda: pair(first, second))
-
-
-def are_proved_same(paired: Callable[[], Pair]) -> bool:
-    """`are_same` of a pair, which may be refused when it is made."""
     try:
         both = paired()
         if difference(both, FEW, any_size=True) is not None:

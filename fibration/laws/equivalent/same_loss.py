@@ -135,9 +135,10 @@ class _Comparison:
         ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
         if ratios and weights and len(estimators) == 1:
             return Proved(
-                f"every level adds the same function of {self._means}; R, F and {self._weight} are the same",
+                f"every level adds the same function of {self._means}; R, F and "
+                f"{'weights' if any(h.objective.formulas for h in self.pair) else 'μ'} are the same",
             )
-        if any(self._all_coefficients_agree(alone) for alone in ((True, False) if weights else (False,))):
+        if any(self._coefficients_agree(alone) for alone in ((True, False) if weights else (False,))):
             return Proved(
                 "what a token's own log ratio and each mean that it moves add to c is the same in every pair of "
                 f"branches that hold together ({self.compared} compared); both read {self._means}",
@@ -188,10 +189,6 @@ class _Comparison:
         found = dict.fromkeys(str(m) for m, name in self.variables.names.items() if name in of_first & of_second)
         return f"the same means ({'; '.join(found)})" if found else "the token's own numbers"
 
-    @property
-    def _weight(self) -> str:
-        return "weights" if any(h.objective.formulas for h in self.pair) else "μ"
-
     def _forms(self, leaf: Stratum, side: int) -> list[Form]:
         return [self._form(k, leaf, side) for k in range(2)]
 
@@ -225,19 +222,19 @@ class _Comparison:
 
     # ------------------------------------------------------------ by the coefficients
 
-    def _all_coefficients_agree(self, ratios_alone: bool) -> bool:
+    def _coefficients_agree(self, ratios_alone: bool) -> bool:
         """Whether tokens add the same to all coefficients; `ratios_alone`: weights agree and are left out."""
         self.compared = 0
-        return all(
-            self._agree([self._of_loss(k, *place) for k in range(2)], *place, ratios_alone) for place in self.places
-        )
-
-    def _of_loss(self, k: int, leaf: Stratum, side: int) -> _Coefficient:
-        """What the gated ratio times the advantage adds."""
-        form = self._form(k, leaf, side)
-        same_ratio = all(self._form(k, leaf, s).ratio == form.ratio for s in self.sides)
-        is_score = form.h.objective.estimator == "score"
-        return _Coefficient(self.formulas, side, form.ratio, form.weight, advantage, same_ratio, is_score)
+        for leaf, side in self.places:
+            terms = []  # what the gated ratio times the advantage adds
+            for k, form in enumerate(self._forms(leaf, side)):
+                same_ratio = all(self._form(k, leaf, s).ratio == form.ratio for s in self.sides)
+                is_score = form.h.objective.estimator == "score"
+                one = _Coefficient(self.formulas, side, form.ratio, form.weight, advantage, same_ratio, is_score)
+                terms.append(one)
+            if not self._agree(terms, leaf, side, ratios_alone):
+                return False
+        return True
 
     def _agree(self, terms: Sequence[_Coefficient], leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         assume = self.variables.at(leaf, side)

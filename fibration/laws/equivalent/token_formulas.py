@@ -345,7 +345,7 @@ class Form:
         self.formulas, self.variables = formulas, formulas.variables
         self.h, self.leaf, self.side = h, leaf, side
         self.path = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
-        self._levels: dict[tuple[Stratum, str], Expression] = {}
+        self.level = functools.cache(self._level)
 
     def mass(self, stratum: Stratum) -> Expression:
         return self.variables.counted(self.h.masses[stratum])
@@ -359,15 +359,12 @@ class Form:
         place: object = frozenset(over) if single else stratum
         terms = []
         for side in (0,) if self.variables.on_policy else SIDES:
-            parts = tuple((leaf, self._weight(leaf, stratum), self._function(leaf, channel, side)) for leaf in over)
-            terms.append(self.variables.mean(place, side, parts))
+            parts = []
+            for s in over:
+                function = self.variables.function(self._density(s, channel, side), s, side)
+                parts.append((s, _quotient(self.mass(s), self.mass(stratum)), function))
+            terms.append(self.variables.mean(place, side, tuple(parts)))
         return functools.reduce(operator.add, terms)
-
-    def _weight(self, leaf: Stratum, stratum: Stratum) -> Any:
-        return _quotient(self.mass(leaf), self.mass(stratum))
-
-    def _function(self, leaf: Stratum, channel: str, side: int) -> Any:
-        return self.variables.function(self._density(leaf, channel, side), leaf, side)
 
     def _density(self, leaf: Stratum, channel: str, side: int) -> Expression:
         """A token's density per unit of the leaf measure on one side of `x = 0`; the branch there if there is one."""
@@ -379,13 +376,8 @@ class Form:
         found = cases(whole, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else whole
 
-    def level(self, stratum: Stratum, channel: str) -> Expression:
-        """What the gate of a stratum adds, per unit of the leaf measure."""
-        if (stratum, channel) not in self._levels:
-            self._levels[stratum, channel] = self._level(stratum, channel)
-        return self._levels[stratum, channel]
-
     def _level(self, stratum: Stratum, channel: str) -> Expression:
+        """What the gate of a stratum adds, per unit of the leaf measure."""
         m, own = self.mass(stratum), self.mean(stratum, channel)
         for u, c in self.h.shape.moebius(stratum).items():
             own = own - as_expression(c) * self.mean(u, channel)

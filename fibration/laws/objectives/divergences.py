@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,7 +249,8 @@ class Sampled:
     def _to_old(self) -> Divergence | None:
         """The divergence to `old` itself, whose gradient is 0 on policy."""
         as_old = tuple(self.passed)
-        if (exact := self._rates(self._from_old(()))) is not None:
+        exact = self._by_state(self._from_old(()), lambda c: {OLD: sympy.diff(c, X)}, {OLD: X}, set())
+        if exact is not None:
             return Divergence(exact, True, as_old)
         found = []
         for branches in self._near_old or []:
@@ -301,37 +303,32 @@ class Sampled:
         `now`: the log-prob of the current policy. `κ` of a policy may not be negative, and every target must have one.
         """
         of = {q: symbol(LogProb(Policy(q))) for q in targets}
+        terms = {q: now - of.get(q, 0) for q in (*targets, "")}
+
+        def split(c: Any) -> dict[str, Any]:
+            kappa = {q: -sympy.diff(c, s) for q, s in of.items()}
+            return {**kappa, "": sympy.diff(c, REFERENCE) - sum(kappa.values())}
+
+        return self._by_state(found, split, terms, {*targets})
+
+    def _by_state(
+        self, found: Groups, split: Callable[[Any], dict[str, Any]], terms: dict[str, Any], needed: set[str]
+    ) -> Kappas | None:
+        """`κ` by state, where the derivative is `Σ κ·term` and something of the state; else None."""
         kappas = []
         for branches in found:
             c = branches[0]
-            kappa = {q: -sympy.diff(c, s) for q, s in of.items()}
-            kappa[""] = sympy.diff(c, REFERENCE) - sum(kappa.values())
-            rest = c - sum((k * (now - of.get(q, 0)) for q, k in kappa.items()), sympy.Integer(0))
+            kappa = split(c)
+            rest = c - sum((k * terms[q] for q, k in kappa.items()), sympy.Integer(0))
             alike = all(vanishes(b - c) for b in branches)
             if not alike or not all(self._is_of_state(v) for v in (*kappa.values(), rest)):
                 return None
-            kappa = {q: self._of_state(k) for q, k in kappa.items()}
-            kappa = {q: k for q, k in kappa.items() if not vanishes(k)}
+            kappa = {q: v for q, k in kappa.items() if not vanishes(v := self._of_state(k))}
             if any(not self._is_positive(k) for q, k in kappa.items() if q):
                 return None
             kappas += [kappa] if kappa else []
         same = all(kappa.keys() == kappas[0].keys() for kappa in kappas)
-        return _distinct(kappas) if kappas and same and set(targets) <= set(kappas[0]) else None
-
-    def _rates(self, found: Groups) -> Kappas | None:
-        """`κ` by state if every derivative is `κ·x + const`; else None."""
-        rates = []
-        for branches in found:
-            rate = sympy.diff(branches[0], X)
-            rest = branches[0] - rate * X
-            alike = all(vanishes(b - branches[0]) for b in branches)
-            if not (self._is_of_state(rate) and self._is_of_state(rest) and alike):
-                return None
-            rate = self._of_state(rate)
-            if not (vanishes(rate) or self._is_positive(rate)):
-                return None
-            rates += [] if vanishes(rate) else [{OLD: rate}]
-        return _distinct(rates) or None
+        return _distinct(kappas) if kappas and same and needed <= set(kappas[0]) else None
 
     # ------------------------------------------------------------ what is of the state
 

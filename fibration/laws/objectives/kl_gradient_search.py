@@ -73,17 +73,14 @@ class State:
     @functools.cached_property
     def derivatives(self) -> list[Fraction] | None:
         """`∂P/∂log π` of every token; None if a token has none."""
-        try:
-            return attempt(lambda: [self._derivative(k) for k in range(len(self.current))])
-        except TooClose:
-            return None
+        return attempt(lambda: [self._derivative(k) for k in range(len(self.current))], TooClose)
 
     def _derivative(self, k: int) -> Fraction:
         one, n = Fraction(1), self.earlier + 1
         held = {p: log_of(self.of(p)[k], {}) for p in (OLD, *self.h.policies) if p != CURRENT}
         log_probs = {p: [*[log_of(one / 2, {})] * self.earlier, own] for p, own in held.items()}
-        ratios = (*[one] * self.earlier, self.current[k] / self.of(OLD)[k])
-        here = Point(self.h, self.concrete, (), (one,) * n, ratios, log_probs, domain=STRICT)
+        log_ratios = (*[log_of(one, {})] * self.earlier, log_of(self.current[k] / self.of(OLD)[k], {}))
+        here = Point(self.h, self.concrete, log_ratios, (one,) * n, log_probs, domain=STRICT)
         found = [slopes_of(here.value(self.formula, i, moves=True)) for i in range(n)]
         *others, own = (slopes.get(n - 1, Fraction(0)) for slopes in found)
         if any(others):

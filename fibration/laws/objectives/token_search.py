@@ -24,7 +24,7 @@ from fibration.language.policies import CURRENT, OLD
 from fibration.language.statistics import atoms_within, within
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import ADVANTAGE, LOG_RATIO, Point, policies_read, rows_of
+from fibration.laws.batches.coefficients import ADVANTAGE, LOG_RATIO, Point, attempt, policies_read, rows_of
 from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE, STEPS, directions
 from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
@@ -104,15 +104,15 @@ def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
         yield from (found := [Batch(Point.alike(h, concrete, (a,) * concrete.tokens)) for a in signs])
         few += found if len(few) < caps.TOKEN_FORMULAS.few * len(signs) else []
     varied = [LOG_RATIO] * (token_log_ratio in read or CURRENT in policies) + [p for p in policies if p != CURRENT]
+    large = [s * Fraction(n) for n in (1, 20) for s in (1, -1)]
     for batch, what in itertools.product(few, [*varied, *[ADVANTAGE] * given]):
 
-        def value(e: Expression, v: Fraction, batch: Point = batch.tokens, what: str = what) -> Any:
-            return batch.changed(what, 0, v).attempt(e, 0)
+        def at_value(v: Fraction, batch: Point = batch.tokens, what: str = what) -> Point:
+            return (batch.lowered(max(v, Fraction(0))) if what == LOG_RATIO else batch).changed(what, 0, v)
 
-        large = [s * Fraction(n) for n in (1, 20) for s in (1, -1)]
-        for v in (*large, *_crossed(batch.tokens, formula, 0, value, near=-6, signs=True)):
-            if what in (LOG_RATIO, ADVANTAGE) or v <= 0:  # no log-prob is above 0
-                yield Batch(batch.tokens.changed(what, 0, v), what, v)
+        turns = _crossed(batch.tokens, formula, 0, lambda e, v, at=at_value: at(v).attempt(e, 0), near=-6, signs=True)  # type: ignore[misc]
+        allowed = (v for v in (*large, *turns) if what in (LOG_RATIO, ADVANTAGE) or v <= 0)  # no log-prob is above 0
+        yield from (Batch(at_value(v), what, v) for v in allowed)
 
 
 # ---------------------------------------------------------------- where all policies coincide
@@ -244,10 +244,7 @@ def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | 
 
 def _value(batch: Point, formula: Expression, k: int) -> Any:
     """A formula at a token; None where it has no value, or one with too many digits to compare."""
-    try:
-        return batch.attempt(formula, k)
-    except TooLarge:
-        return None
+    return attempt(lambda: batch.attempt(formula, k), TooLarge)
 
 
 def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
@@ -268,26 +265,19 @@ def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
             pairs = [(k, j) for j in range(len(rows)) for k in range(j) if rows[k] == rows[j]]
             for k, j in pairs:
                 for what, v in [*itertools.product(varied, MOVES), *[(LOG_RATIO, RISE)] * (LOG_RATIO in varied)]:
-                    yield Compared(batch, _moved_at(batch, what, j, v), k, j, what, v)
+                    yield Compared(batch, batch.changed(what, j, v), k, j, what, v)
                 for a in (a for a in attributes if a.on == batch.places[j][0]):
                     now = _number(batch, a, j)
                     others = dict.fromkeys(a.nearest(now + d) for d in (1, -1, 30))
                     others.pop(now, None)
                     allowed = (v for v in others if v > 0 or not a.positive)
-                    yield from (Compared(batch, _moved_at(batch, a, j, v), k, j, a, v) for v in allowed)
+                    yield from (Compared(batch, batch.changed(a, j, v), k, j, a, v) for v in allowed)
                 yield from _lacking(h, batch, k, j)
             few += [(batch, k, j) for k, j in pairs] if len(few) < caps.CAUSAL.few * len(signs) else []
     for batch, k, j in few:
         whats: list[What] = [*varied, *(a for a in attributes if a.on == batch.places[j][0])]
         for w in whats:
-            yield from (Compared(batch, _moved_at(batch, w, j, v), k, j, w, v) for v in _turns(batch, formula, w, k, j))
-
-
-def _moved_at(batch: Point, what: What, j: int, to: Fraction) -> Point:
-    """The batch with another number at a token. A log ratio leaves all frozen log-probs as they are."""
-    if what != LOG_RATIO:
-        return batch.changed(what, j, to)
-    return replace(batch, log_ratios=(*batch.log_ratios[:j], to, *batch.log_ratios[j + 1 :]))
+            yield from (Compared(batch, batch.changed(w, j, v), k, j, w, v) for v in _turns(batch, formula, w, k, j))
 
 
 def _number(batch: Point, what: What, j: int) -> Any:
@@ -301,7 +291,7 @@ def _turns(batch: Point, formula: Expression, what: What, k: int, j: int) -> lis
     """Values for one number of the later token `j` around which a branch changes at the earlier token `k`."""
     most = -value_of(batch.log_probs[OLD][j]) if what == LOG_RATIO else Fraction(0)  # log-probs are at most 0
     low, high = what.ends if isinstance(what, Attribute) else (None, most)
-    found = _crossed(batch, formula, k, lambda e, v: _value(_moved_at(batch, what, j, v), e, k), near=-4, signs=False)
+    found = _crossed(batch, formula, k, lambda e, v: _value(batch.changed(what, j, v), e, k), near=-4, signs=False)
     return [v for v in found if (low is None or v > low) and (high is None or v <= high)]
 
 

@@ -41,11 +41,12 @@ from fibration.language.sympy_bridge import from_sympy, symbol
 from fibration.language.traversal import applications, atoms, substitute
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Witness
+from fibration.laws.batches.first_update import gates_alone
 from fibration.laws.gates.coordinates import composed, coordinate
 from fibration.laws.gates.recovery import inverted, scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy.further_out import keeps, lines_out
-from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed_further_out
+from fibration.laws.off_policy.inward_search import SIZES, Span, by_recursion, pushed_further_out
 from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
 from fibration.laws.off_policy.reversal_search import reversed_token
 from fibration.laws.on_policy.identity import gate_without_a_value
@@ -109,7 +110,8 @@ def _of_score(subject: Subject) -> Decision:
     ratios = scaled(log_ratio, subject.hierarchy.decomposition.scale)
     words = f"gate log ratios, whose R is above 0: decomposition={ratios!r}"
     remedy = (Fix(words, lambda: subject.hierarchy.replace(decomposition=ratios)), GIVE_UP)
-    witness = negative_ratio(subject.hierarchy)
+    witness = reversed_token(by_recursion(gates_alone(subject.hierarchy.replace(advantages=None))), SIZES)
+    witness = witness and replace(witness, values={"what": TURNED, **witness.values})
     found = "𝒢(r), which turns advantages round where it is below 0" if witness else "𝒢(r), whose sign was not found"
     return following(unproved("hierarchy", found, remedy, witness), subject.first_failure("recovery", "positivity"))
 

@@ -10,14 +10,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
-from fibration.laws.batches.concrete import Concrete, Witness, in_batch, rounding
-from fibration.laws.batches.search import leaves_one_alone, smallest, usual
-from fibration.laws.values.duals import value_of
-from fibration.laws.values.numerals import in_brief, rounded
+from fibration.laws.batches.concrete import Concrete, Witness, coefficients_are, in_batch, rounding
+from fibration.laws.batches.search import find, leaves_one_alone, smallest, usual
+from fibration.laws.values.numerals import named, rounded
 
 MOST_SHAPES = 12  # of batches of one size
 SAMPLED = {2: 150, 3: 150, 4: 100}  # points of batches of so many tokens; of a single token all
@@ -27,20 +27,20 @@ CLOSE = Fraction(1, 10**20)  # a coefficient of at most this size has no sign, w
 Tried = tuple[Concrete, tuple[Fraction, ...], tuple[Fraction, ...]]  # a batch, advantages and log ratios of its tokens
 
 
-def reversed_token(h: Hierarchy) -> Witness | None:
+def reversed_token(h: Hierarchy, far: Sequence[Fraction] = ()) -> Witness | None:
     """The smallest batch found with a token that is pushed against its own advantage, or None.
 
-    Declared advantages are those of rewards 0 and 1. Residuals of a least-squares fit are not searched.
+    Declared advantages are those of rewards 0 and 1. Residuals of a least-squares fit are not searched. `far`: further
+    sizes of log ratios.
     """
     if h.orthogonalise is not None:
         return None
-    found = (_witness(h, *one) for one in _tried(h))
-    return next((w for w in found if w is not None), None)
+    return find(_tried(h, far), partial(_witness, h))
 
 
-def _tried(h: Hierarchy) -> Iterator[Tried]:
+def _tried(h: Hierarchy, far: Sequence[Fraction]) -> Iterator[Tried]:
     """Yields the points of single tokens, then random points of larger batches, the same in every run."""
-    sizes, rng = _sizes(h), random.Random(0)
+    sizes, rng = [*_sizes(h), *far], random.Random(0)
     yield from ((c, a, (t * d,)) for c in _batches(h, 1) for a in _advantages(h, c) for t in sizes for d in (1, -1))
     for n in SAMPLED:
         each = [(c, found) for c in _batches(h, n) if (found := list(_advantages(h, c)))]
@@ -65,17 +65,9 @@ def _advantages(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ..
     ):
         of_rows = tuple(Fraction(s * (3 if r == large and number > 1 else 1)) for r, s in enumerate(signs))
         given = tuple(of_rows[r] for r in rows)
-        if h.advantages is None:
-            yield given
-        elif found := _declared(h, Point.alike(h, concrete, given)):
-            yield found
-
-
-def _declared(h: Hierarchy, here: Point) -> tuple[Fraction, ...] | None:
-    """The declared advantages of a batch with rewards; None if they have no value."""
-    formula = h.advantages
-    assert formula is not None
-    return attempt(lambda: tuple(value_of(here.value(formula, k)) for k in range(len(here.places))))
+        here = Point.alike(h, concrete, given)
+        if found := attempt(lambda here=here: here.with_advantages.advantages):  # type: ignore[misc]
+            yield tuple(found)
 
 
 def _sizes(h: Hierarchy) -> list[Fraction]:
@@ -84,9 +76,8 @@ def _sizes(h: Hierarchy) -> list[Fraction]:
     return sorted({*(v * f for v in values for f in BEYOND), Fraction(1)})
 
 
-def _witness(
-    h: Hierarchy, concrete: Concrete, advantages: tuple[Fraction, ...], log_ratios: tuple[Fraction, ...]
-) -> Witness | None:
+def _witness(h: Hierarchy, tried: Tried) -> Witness | None:
+    concrete, advantages, log_ratios = tried
     if not any(a * x < 0 for a, x in zip(advantages, log_ratios, strict=True)):
         return None
     point = Point(h, concrete, log_ratios, advantages)
@@ -96,12 +87,9 @@ def _witness(
         return None
     exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
     coefficients = tuple(rounded(c, exact) for c in found)
-    many = len(found) > 1
     text = (
-        f"{in_batch(h, concrete)} with {'advantages' if many else 'advantage'} {in_brief(*advantages)} and "
-        f"{'log ratios' if many else 'log ratio'} {in_brief(*log_ratios)}, "
-        f"{'the coefficients ∂J/∂log π are' if many else 'the coefficient ∂J/∂log π is'} {in_brief(*coefficients)}: "
-        f"token {token + 1} is pushed further out, against its advantage"
+        f"{in_batch(h, concrete)} with {named('advantage', *advantages)} and {named('log ratio', *log_ratios)}, "
+        f"{coefficients_are(*coefficients)}: token {token + 1} is pushed further out, against its advantage"
     )
     values = {"advantages": advantages, "log_ratios": log_ratios, "coefficients": coefficients, "token": token}
     return Witness.on(concrete, text, values)

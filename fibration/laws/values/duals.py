@@ -25,7 +25,7 @@ class Dual:
     """
 
     value: Fraction
-    slopes: Mapping[int, Fraction] = field(default_factory=dict)
+    slopes: Mapping[int, Fraction] = field(default_factory=dict, hash=False)
     exact: bool = True
 
     def __add__(self, other: Real) -> Dual:

@@ -59,6 +59,11 @@ def in_brief(*values: Fraction) -> str:
     return ", ".join(in_full(v) if v.denominator < 10**6 else shown(v) for v in values)
 
 
+def named(word: str, *values: Fraction) -> str:
+    """`log ratio 1/2`, `log ratios 1/2, -1`."""
+    return f"{word}{'s' * (len(values) > 1)} {in_brief(*values)}"
+
+
 def written(value: object) -> Any:
     """A value for JSON: rational numbers as exact `"p/q"`; `Rounded` and very large ones with fifty digits."""
     if isinstance(value, (tuple, list)):

@@ -35,7 +35,7 @@ SEARCHES = (
     "on_policy.first_order.first_update.start_not_recovered",
     "on_policy.gradient.opposed_advantage", "off_policy.positivity.ratio_not_positive",
     "off_policy.positivity_search.ratio_not_positive", "off_policy.inward.pushed_further_out",
-    "off_policy.inward.negative_ratio", "facts.levels.reversed_token",
+    "off_policy.inward.reversed_token", "facts.levels.reversed_token",
 )  # fmt: skip
 
 
