@@ -59,6 +59,41 @@ def verify(
 
 
 @app.command()
+def report(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC|DIR...", help="Specs, or folders with specs.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option(*OUTPUT, metavar="FILE.html", help="The file.")] = Path("report.html"),
+    rollouts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, whose elements are drawn on the gates.")
+    ] = None,
+    param: Parameters = None,
+    fail_on: Annotated[
+        FailOn, typer.Option("--fail-on", case_sensitive=False, help="What in a trainer's config makes exit code 1.")
+    ] = FailOn.error,
+    timeout: Timeout = BUDGET,
+) -> None:
+    """Write one HTML file about losses, to share.
+
+    It has their formulas, gates as curves, every law with its proof or counterexample, facts, what is off in a config,
+    the generated code, and the hash of its certificate. The first of several losses is compared with each other one.
+    The file loads nothing and has no script.
+
+    Exit codes are those of `verify`; a difference between losses does not count. The file is written in any case.
+    """
+    from fibration.cli.page import page
+    from fibration.printing import reports
+    from fibration.printing.progress import working
+
+    check_writable_file(output, ".html")
+    with working("reading specs") as step:
+        text, outcomes = page(specs, rollouts, parameters(param or ()), timeout, fail_on, step)
+    write_file(output, text)
+    tell(f"{reports.summary(outcomes)}; report in {output}", output)
+    raise typer.Exit(reports.exit_code(outcomes))
+
+
+@app.command()
 def compare(
     specs: Annotated[
         list[str],

@@ -86,12 +86,10 @@ def compile(
 
     Without -o it prints the source. With -o it writes the module, and a certificate of what was proved.
     """
-    from fibration.cli.certificate import certificate, kernel_table
-    from fibration.pipeline import choose, export, standalone
+    from fibration.cli.certificate import compiled, kernel_table
+    from fibration.pipeline import choose
     from fibration.printing import reports
-    from fibration.printing.layout import folded
     from fibration.printing.progress import working
-    from fibration.printing.text import text
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend, written=True)
     if arch and chosen != "triton":
@@ -103,14 +101,12 @@ def compile(
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
-    artifact = standalone(hierarchy, chosen, functions, folded(text(hierarchy), 116))
+    with working(f"compiling kernels for {arch}" if arch else "writing"):
+        artifact, exported, proof = compiled(hierarchy, report, chosen, functions, arch)
     if output is None:
         typer.echo(artifact.source, nl=False)
         return
-    with working(f"compiling kernels for {arch}" if arch else "writing"):
-        exported = export(artifact, arch)
-    proof = f"{hierarchy.name}_certificate.json"
-    files = {**exported.files, proof: certificate(artifact, report, exported)}
+    files = {**exported.files, f"{hierarchy.name}_certificate.json": proof}
     for name, contents in files.items():
         write_file(output / name, contents)
     reports.emit(console(), reports.warned(report))

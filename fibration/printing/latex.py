@@ -58,15 +58,20 @@ _STRENGTHS = {
 
 def latex(hierarchy: Hierarchy) -> str:
     """Returns an `align*` environment (amsmath): strata, kernels, masses, decomposition, gates, recovery, objective."""
-    return f"\\begin{{align*}}\n% {hierarchy.name}\n{_lines(hierarchy)}\n\\end{{align*}}"
+    return f"\\begin{{align*}}\n% {hierarchy.name}\n{_joined(hierarchy)}\n\\end{{align*}}"
 
 
 def displayed(hierarchy: Hierarchy) -> str:
-    """Returns the same lines between `$$`, for MathJax and KaTeX in notebooks and Markdown."""
-    return f"$$\n\\begin{{aligned}}\n{_lines(hierarchy)}\n\\end{{aligned}}\n$$"
+    """Returns the same rows between `$$`, for MathJax and KaTeX."""
+    return f"$$\n\\begin{{aligned}}\n{_joined(hierarchy)}\n\\end{{aligned}}\n$$"
 
 
-def _lines(h: Hierarchy) -> str:
+def _joined(hierarchy: Hierarchy) -> str:
+    return " \\\\\n".join(rows_of(hierarchy))
+
+
+def rows_of(h: Hierarchy) -> list[str]:
+    """Returns the formulas of a hierarchy, each a row of LaTeX with a `&` where it is aligned."""
     two = len(h.decomposition.channels) > 1
     rows = [f"&{_strata(h)}"]
     rows += [rf"K({_name(f.source)} \mid {_name(f.target)}) &= {tex(f.weight)}" for f in h.fibrations]
@@ -84,8 +89,7 @@ def _lines(h: Hierarchy) -> str:
         if pull in atoms(h.gates[s].expression):
             rows.append(rf"&\qquad\text{{with }} {_atom(pull)} = {tex(h.pull(s))}")
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
-    rows += _objective(h)
-    return " \\\\\n".join(rows)
+    return [*rows, *_objective(h)]
 
 
 def _channels(gate: Gate) -> list[tuple[str, Gate]]:

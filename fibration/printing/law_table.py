@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rich.table import Table
 
 from fibration import laws
+from fibration.configs.findings import Finding
 from fibration.escaping import markdown_text, plain_line
 from fibration.language.report import WARNING, Fact, Report, Verdict
+from fibration.printing import configs
 
 
 class Kind(NamedTuple):
@@ -43,6 +46,50 @@ MARKS: Mapping[str, Kind] = {
     "does not apply": Kind("·", "does not apply", "dim"),
     "not asked": Kind("○", "not asked, since it rests on a law that fails", "dim"),
 }
+
+
+class Row(NamedTuple):
+    """A line of a report, in text and in HTML: a look, the name of a law or a fact, and what is said of its subject.
+
+    `said`: sentences by their titles. `action`: a title, and what to write. `is_value`: whether `value` is that of a
+    fact, which stands out, and no reason.
+    """
+
+    shown: Kind
+    name: str
+    subject: str = ""
+    value: str = ""
+    because: str = ""
+    said: Mapping[str, str] = MappingProxyType({})
+    action: tuple[str, str] = ("", "")
+    is_value: bool = False
+
+
+def finding_rows(findings: Iterable[Finding]) -> Iterator[Row]:
+    """Yields a row for each thing that is off in a config."""
+    for f in findings:
+        laws = f"({', '.join(f.laws)})" if f.laws else ""
+        yield Row(SEVERITIES[f.severity], "config", value=f.sentence, because=laws, action=("write", f.change))
+
+
+def verdict_rows(report: Report, verdicts: Iterable[Verdict]) -> Iterator[Row]:
+    """Yields a row for each verdict: its argument, the reason for giving it up, or why it fails and the fix."""
+    for v in verdicts:
+        grade = configs.severity(report, v)
+        shown = SEVERITIES[grade] if grade else kind(report, v)
+        if v.accepted:
+            reason = v.given_up if grade else f"given up: {v.given_up}"
+            yield Row(shown, v.law, v.subject, v.argument if v.status == "proved" else reason)
+        else:
+            said = explanation(report, v)
+            yield Row(shown, v.law, v.subject, said=said, action=("fix", said.pop("fix", "")))
+
+
+def fact_rows(facts: Iterable[Fact]) -> Iterator[Row]:
+    """Yields a row for each fact. The whole hierarchy is no subject to name."""
+    for f in facts:
+        subject = "" if f.subject == "hierarchy" else f.subject
+        yield Row(mark_of(f), f.name, subject, f.value, f.argument, is_value=True)
 
 
 def columns(narrow: int) -> Table:

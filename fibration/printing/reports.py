@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,10 +22,20 @@ from fibration.language.apart import each
 from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
-from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
+from fibration.language.report import BUDGET, Fact, Report
 from fibration.laws.budget import Budget
 from fibration.printing import configs
-from fibration.printing.law_table import KINDS, SEVERITIES, Kind, columns, explanation, kind, mark_of, outcome_of, tally
+from fibration.printing.law_table import (
+    KINDS,
+    WARNS,
+    Row,
+    columns,
+    fact_rows,
+    finding_rows,
+    outcome_of,
+    tally,
+    verdict_rows,
+)
 
 T = TypeVar("T")
 LIFTED = (
@@ -173,18 +184,25 @@ def heading(report: Report, width: int = 0) -> Text:
 
 def table(report: Report) -> RenderableType:
     """Returns every verdict with its argument, then the facts. Long lines wrap inside their column, uncut."""
-    return Group(heading(report), _rows(report, report.verdicts, report.facts, off=configs.off(report)))
+    rows = finding_rows(configs.off(report)), verdict_rows(report, report.verdicts), fact_rows(report.facts)
+    return Group(heading(report), _rows(chain(*rows)))
 
 
 def warned(report: Report) -> RenderableType:
     """Returns the heading, and warnings."""
-    return Group(heading(report), _rows(report, (), report.warnings))
+    return Group(heading(report), _rows(fact_rows(report.warnings)))
 
 
 def short(report: Report) -> RenderableType:
     """Returns what is off in a config, what fails, what is given up, warnings, and the facts to act on."""
-    rows = _rows(report, report.causes, report.noted, report.given_up, configs.off(report))
-    return Group(heading(report), rows, Text("  --all lists every law and every fact", "dim"))
+    rows = [*finding_rows(configs.off(report)), *verdict_rows(report, report.causes)]
+    for reason, laws in report.given_up.items():
+        first = laws[0]
+        for law, _, of in (name.partition(" of ") for name in laws):
+            why = reason if law == first.partition(" of ")[0] else f"as {first}"
+            rows.append(Row(KINDS["given up"], law, of, why))
+    rows += fact_rows(report.noted)
+    return Group(heading(report), _rows(rows), Text("  --all lists every law and every fact", "dim"))
 
 
 def compact(reports: Sequence[Report]) -> RenderableType:
@@ -193,7 +211,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
     parts: list[RenderableType] = []
     about: dict[str, dict[str, Fact]] = {}
     for r in reports:
-        parts += [heading(r, width), _rows(r, r.causes, ())]
+        parts += [heading(r, width), _rows(verdict_rows(r, r.causes))]
         for fact in r.warnings:
             about.setdefault(fact.name, {}).setdefault(r.hierarchy.name, fact)
     facts = []
@@ -201,7 +219,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
         (name, first), *others = found.items()
         such = f", such as {name}" if any(fact != first for _, fact in others) else ""
         facts.append(replace(first, subject=f"{', '.join(found)}{such}: {first.subject}"))
-    return Group(*parts, _rows(reports[0], (), facts), Text("--all lists every law and every fact of each", "dim"))
+    return Group(*parts, _rows(fact_rows(facts)), Text("--all lists every law and every fact of each", "dim"))
 
 
 def _compared(outcome: Outcome) -> RenderableType:
@@ -213,65 +231,34 @@ def _compared(outcome: Outcome) -> RenderableType:
     return Group(heading(outcome.report), parts) if parts else table(outcome.report)
 
 
-Row = tuple[Kind, str, Text, tuple[str, str]]  # a look, a name, what is said, and the title and text of what to write
-
-
-def _rows(
-    report: Report,
-    verdicts: Sequence[Verdict],
-    facts: Sequence[Fact],
-    given_up: Mapping[str, Sequence[str]] = {},
-    off: Sequence[Finding] = (),
-) -> RenderableType:
+def _rows(rows: Iterable[Row]) -> RenderableType:
     """Returns a table, in which what to write is a line of its own, however wide it is, so that it can be pasted."""
-    rows: list[Row] = []
-    for finding in off:
-        text = Text(finding.sentence).append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
-        rows.append((SEVERITIES[finding.severity], "config", text, ("write: ", finding.change)))
-    for v in verdicts:
-        shown = kind(report, v)
-        if grade := configs.severity(report, v):
-            shown = SEVERITIES[grade]
-        if shown is not KINDS["follows"]:  # its cause has a line for it
-            rows.append((shown, v.law, _explained(report, v), ("fix: ", "" if v.accepted else v.remedy)))
-    for reason, laws in given_up.items():
-        shown, first = KINDS["given up"], laws[0]
-        for law, _, of in (name.partition(" of ") for name in laws):
-            why = reason if law == first.partition(" of ")[0] else f"as {first}"
-            rows.append((shown, law, Text(f"{of}: {why}" if of else why), ("", "")))
-    for f in facts:
-        shown = mark_of(f)
-        because = (f"\n{f.argument}", "") if f.level == WARNING else (f" ({f.argument})" * bool(f.argument), "dim")
-        about = f"{f.subject}: ".removesuffix("hierarchy: ")
-        value = Text.assemble(about, (f.value, "bold"), because)
-        rows.append((shown, f.name, value, ("", "")))
-    widths = [max((len(text) for text in column), default=0) for column in zip(*_heads(rows), strict=True)]
+    shown = [row for row in rows if row.shown is not KINDS["follows"]]  # the cause of a failure has a line for it
+    heads = [(f"{row.shown.sign} {row.shown.word}", row.name) for row in shown]
+    widths = [max((len(text) for text in column), default=0) for column in zip(*heads, strict=True)]
     parts: list[RenderableType] = []
-    for (shown, _, value, (title, fix)), heads in zip(rows, _heads(rows), strict=True):
+    for row, head in zip(shown, heads, strict=True):
         grid = columns(3)
-        sign, name = (text.ljust(width) for text, width in zip(heads, widths, strict=True))
-        grid.add_row("", Text(sign, shown.style), Text(name), value)
+        sign, name = (text.ljust(width) for text, width in zip(head, widths, strict=True))
+        grid.add_row("", Text(sign, row.shown.style), Text(name), _said(row))
         parts.append(grid)
-        if fix:
-            parts.append(Text.assemble(" " * 6, (title, "bold"), fix, no_wrap=True, overflow="ignore"))
+        title, change = row.action
+        if change:
+            parts.append(Text.assemble(" " * 6, (f"{title}: ", "bold"), change, no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 
-def _heads(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    return [(f"{shown.sign} {shown.word}", name) for shown, name, *_ in rows]
-
-
-def _explained(report: Report, verdict: Verdict) -> Text:
-    result = Text.assemble((verdict.subject, "bold" if not verdict.accepted else ""))
-    if verdict.accepted:
-        why = verdict.argument
-        if verdict.status != "proved":
-            why = f"{'' if configs.severity(report, verdict) else 'given up: '}{verdict.given_up}"
-        return result.append(f": {why}" if why else "")
-    for title, value in explanation(report, verdict).items():
-        if title != "fix":  # which has a line of its own
-            result.append(f"\n{title}: ", "bold").append(value)
-    return result
+def _said(row: Row) -> Text:
+    text = Text(row.subject, "bold" if row.said else "")
+    if row.value:
+        text.append(": " * bool(row.subject)).append(row.value, "bold" if row.is_value else "")
+    if row.because and row.is_value and row.shown is WARNS:
+        text.append(f"\n{row.because}")
+    elif row.because:
+        text.append(f" ({row.because})" if row.is_value else f" {row.because}", "dim")
+    for title, sentence in row.said.items():
+        text.append(f"\n{title}: ", "bold").append(sentence)
+    return text
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

@@ -1,0 +1,200 @@
+"""Hierarchies and reports as HTML, for notebooks and for the file of `fibration report`. Text from outside is escaped.
+
+No part loads anything or has a script. Colours are those of the page around it, so it can be read in light and in dark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+
+from fibration.errors import FibrationError
+from fibration.escaping import visible
+from fibration.language.comparable import Options
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Report
+from fibration.printing import configs
+from fibration.printing.latex import rows_of
+from fibration.printing.law_table import KINDS, NOTES, Kind, Row, fact_rows, finding_rows, outcome_of, tally, verdict_rows
+from fibration.printing.mathml import mathml
+from fibration.printing.text import text
+
+FOLDED = (KINDS["proved"], KINDS["follows"], NOTES)  # rows whose reasons a click shows
+GRAVEST = [KINDS[word].word for word in ("refuted", "undecided", "follows")]
+STYLE = """
+.fibration { line-height: 1.5; overflow-wrap: anywhere; }
+.fibration :is(h1, h2, h3) { line-height: 1.25; margin: 1.6em 0 .4em; }
+.fibration :is(.green, .red, .yellow, .magenta) { font-weight: 600; }
+.fibration .green { color: #16864f; } .fibration .red { color: #d33a2c; }
+.fibration .yellow { color: #a86b00; } .fibration .magenta { color: #b23ab2; }
+.fibration .dim { opacity: .7; }
+.fibration .wide { overflow-x: auto; margin: .6em 0; }
+.fibration table { border-collapse: collapse; width: 100%; margin: 0; }
+.fibration :is(td, th) { text-align: left; vertical-align: top; padding: .35em .9em .35em 0; white-space: pre-line; }
+.fibration tr { border-top: 1px solid color-mix(in srgb, currentColor 18%, transparent); background: none; }
+.fibration :is(td, th):not(:last-child) { white-space: nowrap; }
+.fibration .parts :is(td, th) { white-space: pre-line; min-width: 8em; }
+.fibration summary { cursor: pointer; }
+.fibration dl { margin: .3em 0; } .fibration dt { font-weight: 600; } .fibration dd { margin: 0 0 .3em 1em; }
+.fibration pre { overflow-x: auto; margin: .4em 0; padding: .5em .7em; border-radius: .4em; overflow-wrap: normal;
+  background: color-mix(in srgb, currentColor 8%, transparent); font-size: .88em; line-height: 1.4; }
+.fibration mtd { text-align: left; padding: .35em .2em; } .fibration mtd:first-child { text-align: right; }
+.fibration .cases mtd { text-align: left; padding: .1em .5em .1em 0; }
+.fibration math { width: max-content; margin: 0; }
+.fibration figure { margin: 0; } .fibration figure svg { min-width: 44em; width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) {
+  body.fibration .green { color: #4cc38a; } body.fibration .red { color: #ff7b6e; }
+  body.fibration .yellow { color: #e0b04a; } body.fibration .magenta { color: #e08be0; }
+  body.fibration figure svg { filter: invert(.9) hue-rotate(180deg); }
+}
+"""
+# What a file has besides: a notebook has its own.
+OF_PAGE = """
+:root { color-scheme: light dark; }
+body { font: 16px system-ui, sans-serif; max-width: 68em; margin: 0 auto; padding: 1em 1.2em 4em; }
+"""
+HEAD = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+"""
+
+
+def hierarchy(h: Hierarchy) -> str:
+    """Returns a hierarchy for a notebook: its formulas, and its text folded."""
+    return _shown(f"<h2>{_text(h.name)}</h2>", formulas(h))
+
+
+def report(r: Report) -> str:
+    """Returns a report for a notebook: what fails, proofs folded, and facts; of a comparison, the parts that differ."""
+    if is_comparison(r):
+        return _shown(comparison(r))
+    return _shown(heading(r), findings(r), laws(r), facts(r))
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Returns a whole file with these parts."""
+    head = f"{HEAD}<title>{_text(title)}</title>\n<style>{OF_PAGE}{STYLE}</style>\n</head>\n"
+    body = "\n".join([f"<h1>{_text(title)}</h1>", *parts])
+    return f'{head}<body class="fibration">\n{body}\n</body>\n</html>\n'
+
+
+def _shown(*parts: str) -> str:
+    return f'<div class="fibration"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+# ---------------------------------------------------------------- parts
+
+
+def heading(r: Report) -> str:
+    """Returns the hierarchy's name, the outcome, and the numbers of laws and of warnings."""
+    outcome, style = outcome_of(r)
+    return f"<h2>{_text(r.hierarchy.name)}: {_coloured(outcome, style)}</h2><p>{_text(tally(r))}</p>"
+
+
+def formulas(h: Hierarchy) -> str:
+    return _wide(mathml(rows_of(h))) + folded("as text, with its parameters", code(text(h)))
+
+
+def findings(r: Report, trainer: str = "") -> str:
+    """Returns what is off in a config, the gravest first, and what the trainer does around the loss."""
+    said = [x.sentence for x in getattr(r, "findings", ()) if not x.is_off]
+    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in said)
+    around = folded(configs.title(trainer), f"<ul>{items}</ul>") if said else ""
+    return table(finding_rows(configs.off(r)), configs.OFF) + around
+
+
+def laws(r: Report) -> str:
+    """Returns all laws, those that fail first. A click shows a proof."""
+    rows = sorted(verdict_rows(r, r.verdicts), key=lambda row: (row.shown.word not in GRAVEST, row.shown.word == "proved"))
+    return table(rows, "laws")
+
+
+def facts(r: Report) -> str:
+    """Returns warnings and the facts to act on, and all others folded."""
+    others = [f for f in r.facts if f not in r.noted]
+    more = folded(f"{len(others)} more", table(fact_rows(others))) if others else ""
+    return table(fact_rows(r.noted), "facts") + more
+
+
+def is_comparison(r: Report) -> bool:
+    return [v.law for v in r.verdicts] == ["equivalent"]
+
+
+def comparison(r: Report, options: tuple[Options, Options] = ({}, {})) -> str:
+    """Returns the parts in which two losses differ, beside each other, with a batch that tells them apart."""
+    from fibration.printing.compared import parts_of  # loads the proofs
+
+    outcome, style = outcome_of(r)
+    title = f"<h2>{_text(r.hierarchy.name)} is {_coloured(outcome, style)}</h2>"
+    found = parts_of(r, options)
+    if found is None:
+        return title + table(verdict_rows(r, r.verdicts))
+    cells = [["", *found.names]]
+    cells += [[name, *(f"{said}\n{decided}" if decided else said for said, decided in sides)] for name, sides in found.rows]
+    lines = ("".join(f"<td>{_text(cell)}</td>" for cell in row) for row in cells)
+    rows = "".join(f"<tr>{line}</tr>" for line in lines)
+    grid = _wide(f'<table class="parts">{rows}</table>') if found.rows else ""
+    return title + grid + _titled(found.said) + code(f"fix: {found.fix}")
+
+
+def refusal(name: str, error: FibrationError) -> str:
+    """Returns an input that cannot be used, and why."""
+    return f"<h2>{_text(name)}: {_coloured('unusable', 'red')}</h2>{code(str(error))}"
+
+
+def figure(svg: str, caption: str) -> str:
+    return f"<h3>{_text(caption)}</h3><figure>{_wide(svg)}</figure>"
+
+
+def folded(summary: str, inside: str, is_open: bool = False) -> str:
+    """Returns HTML that a click on the `summary`, a text, shows and hides."""
+    return f"<details{' open' * is_open}><summary>{_text(summary)}</summary>{inside}</details>"
+
+
+def code(source: str) -> str:
+    return f"<pre>{escape(visible(source))}</pre>"
+
+
+def table(rows: Iterable[Row], title: str = "") -> str:
+    """Returns rows under a title; nothing for no rows."""
+    lines = "".join(f"<tr><td>{_look(r.shown)}</td><td>{_text(r.name)}</td><td>{_cell(r)}</td></tr>" for r in rows)
+    return (f"<h3>{_text(title)}</h3>" * bool(title) + _wide(f"<table>{lines}</table>")) if lines else ""
+
+
+def _cell(row: Row) -> str:
+    head, inside = _text(row.subject), _text(row.value)
+    if row.is_value:
+        head, inside = f"{head}: <b>{inside}</b>".removeprefix(": "), _text(row.because)
+    elif not row.subject:
+        head, inside = f'{inside} <span class="dim">{_text(row.because)}</span>', ""
+    inside += _titled(row.said)
+    if inside:
+        head = f"<details{' open' * (row.shown not in FOLDED)}><summary>{head}</summary>{inside}</details>"
+    title, change = row.action
+    return head + (code(f"{title}: {change}") if change else "")
+
+
+def _titled(said: dict[str, str]) -> str:
+    pairs = "".join(f"<dt>{_text(title)}</dt><dd>{_text(sentence)}</dd>" for title, sentence in said.items())
+    return f"<dl>{pairs}</dl>" if pairs else ""
+
+
+def _look(shown: Kind) -> str:
+    return _coloured(f"{shown.sign}\N{NO-BREAK SPACE}{shown.word}", shown.style)
+
+
+def _coloured(words: str, style: str) -> str:
+    return f'<span class="{style.rpartition(" ")[2]}">{_text(words)}</span>'
+
+
+def _wide(inside: str) -> str:
+    return f'<div class="wide">{inside}</div>'
+
+
+def _text(words: str) -> str:
+    """Returns escaped text. What stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(visible(words)))
