@@ -88,6 +88,7 @@ def report(
     check_writable_file(output, ".html")
     with working("reading specs") as step:
         text, outcomes = page(specs, rollouts, parameters(param or ()), timeout, fail_on, step)
+    _tell_errors(outcomes)
     write_file(output, text)
     tell(f"{reports.summary(outcomes)}; report in {output}", output)
     raise typer.Exit(reports.exit_code(outcomes))
@@ -239,9 +240,7 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
     from fibration.printing import reports
     from fibration.printing.formats import rendered
 
-    for outcome in outcomes:
-        if outcome.error:
-            tell_error(f"error: {outcome.error}", is_error=True)
+    _tell_errors(outcomes)
     if output is not None:
         write_file(output, rendered(outcomes, format, full))
         tell(f"{reports.summary(outcomes)}; report in {output}", output)
@@ -250,3 +249,9 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
     else:
         write_file(STDOUT, rendered(outcomes, format, full))
     return reports.exit_code(outcomes)
+
+
+def _tell_errors(outcomes: Sequence[Any]) -> None:
+    for outcome in outcomes:
+        if outcome.error:
+            tell_error(f"error: {outcome.error}", is_error=True)

@@ -18,7 +18,7 @@ from fibration.pipeline import compile as compile_operator
 from fibration.plotting import figures, recorded_batch
 from fibration.plotting.canvas import inline
 from fibration.printing import pages
-from fibration.printing.reports import Outcome, check
+from fibration.printing.reports import Outcome, check, summary
 from fibration.rollouts.file import Rollouts, load_rollouts
 from fibration.rollouts.replay import build_index, gate
 
@@ -48,9 +48,9 @@ def page(
         parts += [*_loss(outcome, spec, f"s{number}-", recorded, parameters or {}, timeout)]
     step("comparing")
     parts += _comparisons(words, outcomes, timeout)
-    names = [o.report.hierarchy.name if o.report else o.source for o in outcomes]
     parts.append(f"<p>fibration {metadata.version('fibration')}</p>")
-    return pages.page(", ".join(names), parts), outcomes
+    title = ", ".join(o.report.hierarchy.name if o.report else o.source for o in outcomes)
+    return pages.page(title, summary(outcomes), parts), outcomes
 
 
 def _specs(words: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
@@ -108,7 +108,6 @@ def _comparisons(words: Sequence[str], outcomes: Sequence[Outcome], timeout: flo
         words = [w for spec in (first, other) for w in (spec.name, *spec.overrides)]
         (found,) = compare(words, False, Settings(timeout=timeout))
         if found.report:
-            yield pages.comparison(found.report, found.options)
+            yield pages.comparison(found.report, found.options, found.beside)
         elif found.error:
             yield pages.refusal(f"{first} beside {other}", found.error)
-

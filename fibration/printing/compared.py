@@ -25,7 +25,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(report: Report, options: tuple[Options, Options]) -> Parts | None:
-    """Returns the parts in which two losses differ, and a batch that tells them apart; None for a verdict without parts.
+    """Returns the parts in which two losses differ, and a batch that tells them apart; None without parts.
 
     `options`: what decides the parts of each loss that a config declares.
     """

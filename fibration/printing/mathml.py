@@ -18,7 +18,10 @@ _GREEK = dict(zip(
     "omega varphi varsigma Sigma".split(), "αβγδϵζηθικλμνξπρστυϕχψωφςΣ", strict=True,
 ))  # fmt: skip
 _NAMES = {**_GREEK, "mathcal G": "𝒢"} | {name: name for name in ("log", "exp", "tanh", "arctan", "min")}
-_LARGE = {"sum": "<mo>∑</mo>", "max": "<mo movablelimits='false'>max</mo>"}  # what stands below them
+_LARGE = {
+    "sum": "<mo>∑</mo>",
+    "max": '<mo lspace="0" rspace="0" movablelimits="false">max</mo>',
+}  # what stands below them
 _BREAK = "\\"  # of lines: the second half of LaTeX's two backslashes
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _SPACES = {",": "0.17em", "quad": "1em", "qquad": "2em"}
@@ -29,6 +32,10 @@ def mathml(rows: Sequence[str]) -> str:
     cells = [[_Reader(cell).row() for cell in row.split("&", 1)] for row in rows]
     lines = "".join(f"<mtr><mtd>{left}</mtd><mtd>{right}</mtd></mtr>" for left, right in cells)
     return f'<math display="block"><mtable displaystyle="true">{lines}</mtable></math>'
+
+
+def _space(name: str) -> str:
+    return f'<mspace width="{_SPACES[name]}"></mspace>'
 
 
 class _Reader:
@@ -76,7 +83,7 @@ class _Reader:
         if command in ("frac", "sqrt", "hat"):
             first, second = self._one(), self._one() if command == "frac" else ""
             if command == "hat":
-                return f'<mover accent="true">{first}<mo>^</mo></mover>'
+                return first.replace("</mi>", "\N{COMBINING CIRCUMFLEX ACCENT}</mi>")
             return f"<m{command}>{first}{second}</m{command}>"
         if command:
             return self._command(command)
@@ -88,10 +95,12 @@ class _Reader:
 
     def _command(self, name: str) -> str:
         if name in _SPACES:
-            return f'<mspace width="{_SPACES[name]}"></mspace>'
+            return _space(name)
         if name in _NAMES:
-            return f"<mi>{_NAMES[name]}</mi>"
-        return _LARGE[name] if name in _LARGE else f'<mo stretchy="false">{_OPERATORS[name]}</mo>'
+            space = "" if name in _GREEK or self.now == "left" else _space(",")
+            return f"<mi>{_NAMES[name]}</mi>{space}"
+        form = {"lvert": ' form="prefix"', "rvert": ' form="postfix"'}.get(name, "")
+        return _LARGE[name] if name in _LARGE else f'<mo stretchy="false"{form}>{_OPERATORS[name]}</mo>'
 
     def _until(self, end: str) -> str:
         found = self.row(end)

@@ -6,9 +6,10 @@ No part loads anything or has a script. Colours are those of the page around it,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 
+from fibration.configs.findings import Finding
 from fibration.errors import FibrationError
 from fibration.escaping import visible
 from fibration.language.comparable import Options
@@ -16,12 +17,22 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.printing import configs
 from fibration.printing.latex import rows_of
-from fibration.printing.law_table import KINDS, NOTES, Kind, Row, fact_rows, finding_rows, outcome_of, tally, verdict_rows
+from fibration.printing.law_table import (
+    KINDS,
+    NOTES,
+    Kind,
+    Row,
+    fact_rows,
+    finding_rows,
+    outcome_of,
+    tally,
+    verdict_rows,
+)
 from fibration.printing.mathml import mathml
 from fibration.printing.text import text
 
 FOLDED = (KINDS["proved"], KINDS["follows"], NOTES)  # rows whose reasons a click shows
-GRAVEST = [KINDS[word].word for word in ("refuted", "undecided", "follows")]
+WORDS = ("refuted", "error", "undecided", "warning", "follows", "given up", "note", "proved")  # in this order
 STYLE = """
 .fibration { line-height: 1.5; overflow-wrap: anywhere; }
 .fibration :is(h1, h2, h3) { line-height: 1.25; margin: 1.6em 0 .4em; }
@@ -34,6 +45,12 @@ STYLE = """
 .fibration :is(td, th) { text-align: left; vertical-align: top; padding: .35em .9em .35em 0; white-space: pre-line; }
 .fibration tr { border-top: 1px solid color-mix(in srgb, currentColor 18%, transparent); background: none; }
 .fibration :is(td, th):not(:last-child) { white-space: nowrap; }
+.fibration h1 { font-size: 1.1em; } .fibration h2 { font-size: 1.5em; } .fibration h3 { font-size: 1.1em; }
+@media (max-width: 40em) {
+  .fibration .rows tr { display: flex; flex-wrap: wrap; }
+  .fibration .rows td { padding: .2em .9em .2em 0; } .fibration .rows td:last-child { flex-basis: 100%; min-width: 0; }
+}
+.fibration .rows td:not(:last-child) { width: 1%; }
 .fibration .parts :is(td, th) { white-space: pre-line; min-width: 8em; }
 .fibration summary { cursor: pointer; }
 .fibration dl { margin: .3em 0; } .fibration dt { font-weight: 600; } .fibration dd { margin: 0 0 .3em 1em; }
@@ -42,7 +59,7 @@ STYLE = """
 .fibration mtd { text-align: left; padding: .35em .2em; } .fibration mtd:first-child { text-align: right; }
 .fibration .cases mtd { text-align: left; padding: .1em .5em .1em 0; }
 .fibration math { width: max-content; margin: 0; }
-.fibration figure { margin: 0; } .fibration figure svg { min-width: 44em; width: 100%; height: auto; }
+.fibration figure { margin: 0; } .fibration figure svg { min-width: 40em; max-width: 100%; height: auto; }
 @media (prefers-color-scheme: dark) {
   body.fibration .green { color: #4cc38a; } body.fibration .red { color: #ff7b6e; }
   body.fibration .yellow { color: #e0b04a; } body.fibration .magenta { color: #e08be0; }
@@ -75,10 +92,10 @@ def report(r: Report) -> str:
     return _shown(heading(r), findings(r), laws(r), facts(r))
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, summary: str, parts: Iterable[str]) -> str:
     """Returns a whole file with these parts."""
     head = f"{HEAD}<title>{_text(title)}</title>\n<style>{OF_PAGE}{STYLE}</style>\n</head>\n"
-    body = "\n".join([f"<h1>{_text(title)}</h1>", *parts])
+    body = "\n".join([f"<h1>{_text(summary)}</h1>", *parts])
     return f'{head}<body class="fibration">\n{body}\n</body>\n</html>\n'
 
 
@@ -101,44 +118,49 @@ def formulas(h: Hierarchy) -> str:
 
 def findings(r: Report, trainer: str = "") -> str:
     """Returns what is off in a config, the gravest first, and what the trainer does around the loss."""
-    said = [x.sentence for x in getattr(r, "findings", ()) if not x.is_off]
-    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in said)
-    around = folded(configs.title(trainer), f"<ul>{items}</ul>") if said else ""
-    return table(finding_rows(configs.off(r)), configs.OFF) + around
+    return table(finding_rows(configs.off(r)), configs.OFF) + _around(
+        configs.title(trainer), getattr(r, "findings", ())
+    )
+
+
+def _around(title: str, found: Iterable[Finding]) -> str:
+    items = "".join(f"<li>{_text(finding.sentence)}</li>" for finding in found if not finding.is_off)
+    return folded(title, f"<ul>{items}</ul>") if items else ""
 
 
 def laws(r: Report) -> str:
     """Returns all laws, those that fail first. A click shows a proof."""
-    rows = sorted(verdict_rows(r, r.verdicts), key=lambda row: (row.shown.word not in GRAVEST, row.shown.word == "proved"))
-    return table(rows, "laws")
+    return table(sorted(verdict_rows(r, r.verdicts), key=lambda row: WORDS.index(row.shown.word)), "laws")
 
 
 def facts(r: Report) -> str:
     """Returns warnings and the facts to act on, and all others folded."""
-    others = [f for f in r.facts if f not in r.noted]
-    more = folded(f"{len(others)} more", table(fact_rows(others))) if others else ""
-    return table(fact_rows(r.noted), "facts") + more
+    noted, others = r.noted, [f for f in r.facts if f not in r.noted]
+    more = folded(f"{len(others)} {'more ' * bool(noted)}facts", table(fact_rows(others))) if others else ""
+    return table(fact_rows(noted), "facts") + more
 
 
 def is_comparison(r: Report) -> bool:
     return [v.law for v in r.verdicts] == ["equivalent"]
 
 
-def comparison(r: Report, options: tuple[Options, Options] = ({}, {})) -> str:
-    """Returns the parts in which two losses differ, beside each other, with a batch that tells them apart."""
+def comparison(r: Report, options: tuple[Options, Options] = ({}, {}), beside: Iterable[Finding] = ()) -> str:
+    """Returns the parts in which two losses differ, beside each other, with a batch that tells them apart.
+
+    `beside`: what the trainers of configs do around the losses.
+    """
     from fibration.printing.compared import parts_of  # loads the proofs
 
     outcome, style = outcome_of(r)
     title = f"<h2>{_text(r.hierarchy.name)} is {_coloured(outcome, style)}</h2>"
     found = parts_of(r, options)
     if found is None:
-        return title + table(verdict_rows(r, r.verdicts))
-    cells = [["", *found.names]]
-    cells += [[name, *(f"{said}\n{decided}" if decided else said for said, decided in sides)] for name, sides in found.rows]
-    lines = ("".join(f"<td>{_text(cell)}</td>" for cell in row) for row in cells)
+        return title + table(verdict_rows(r, r.verdicts)) + _around(configs.BESIDE, beside)
+    cells = [("", *found.names), *((name, *("\n".join(side) for side in sides)) for name, sides in found.rows)]
+    lines = ("".join(f"<td>{_text(cell.strip())}</td>" for cell in row) for row in cells)
     rows = "".join(f"<tr>{line}</tr>" for line in lines)
     grid = _wide(f'<table class="parts">{rows}</table>') if found.rows else ""
-    return title + grid + _titled(found.said) + code(f"fix: {found.fix}")
+    return title + grid + _titled(found.said) + code(f"fix: {found.fix}") + _around(configs.BESIDE, beside)
 
 
 def refusal(name: str, error: FibrationError) -> str:
@@ -162,7 +184,7 @@ def code(source: str) -> str:
 def table(rows: Iterable[Row], title: str = "") -> str:
     """Returns rows under a title; nothing for no rows."""
     lines = "".join(f"<tr><td>{_look(r.shown)}</td><td>{_text(r.name)}</td><td>{_cell(r)}</td></tr>" for r in rows)
-    return (f"<h3>{_text(title)}</h3>" * bool(title) + _wide(f"<table>{lines}</table>")) if lines else ""
+    return (f"<h3>{_text(title)}</h3>" * bool(title) + _wide(f'<table class="rows">{lines}</table>')) if lines else ""
 
 
 def _cell(row: Row) -> str:
@@ -178,7 +200,7 @@ def _cell(row: Row) -> str:
     return head + (code(f"{title}: {change}") if change else "")
 
 
-def _titled(said: dict[str, str]) -> str:
+def _titled(said: Mapping[str, str]) -> str:
     pairs = "".join(f"<dt>{_text(title)}</dt><dd>{_text(sentence)}</dd>" for title, sentence in said.items())
     return f"<dl>{pairs}</dl>" if pairs else ""
 
