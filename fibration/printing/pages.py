@@ -11,7 +11,7 @@ from html import escape
 
 from fibration.configs.findings import Finding
 from fibration.errors import FibrationError
-from fibration.escaping import visible
+from fibration.escaping import escaped
 from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
@@ -178,7 +178,7 @@ def folded(summary: str, inside: str, is_open: bool = False) -> str:
 
 
 def code(source: str) -> str:
-    return f"<pre>{escape(visible(source))}</pre>"
+    return f"<pre>{escape(escaped(source))}</pre>"
 
 
 def table(rows: Iterable[Row], title: str = "") -> str:
@@ -219,4 +219,4 @@ def _wide(inside: str) -> str:
 
 def _text(words: str) -> str:
     """Returns escaped text. What stands between backticks is code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(visible(words)))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(escaped(words)))
