@@ -44,13 +44,12 @@ def test_two_losses_have_everything_and_are_compared(tmp_path: Path) -> None:
     assert any("def objective(" in code or "def evaluate(" in code for code in page.texts["pre"])
     for law in dict.fromkeys(v.law for v in load("grpo").verify().verdicts):
         assert any(law in row for row in page.rows())
-    again = reported(tmp_path, "grpo", "dapo")[1]
-    assert again == html, "equal inputs give equal bytes"
     assert re.findall("https?://[^\"' ]+", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
 
 
 def test_the_hash_is_that_of_the_certificate_that_compile_writes(tmp_path: Path) -> None:
-    page, *_ = reported(tmp_path, "ppo")
+    page, html, _ = reported(tmp_path, "ppo")
+    assert html == reported(tmp_path, "ppo")[1], "equal inputs give equal bytes"
     command = next(text for text in page.texts["pre"] if text.startswith("fibration compile"))
     assert invoke(*command.replace("DIR", str(tmp_path)).split()[1:])[0] == 0
     certificate = (tmp_path / "ppo_certificate.json").read_bytes()

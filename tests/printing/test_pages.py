@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -25,6 +28,7 @@ from fibration.printing.latex import latex, rows_of, tex
 from fibration.printing.mathml import mathml
 from fibration.printing.text import text
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 HOSTILE = (
     "a | b <script>alert(1)</script> `<i>x</i>` $x$ \x01 \u202e </pre></style> &amp; \\ <img src=http://x onerror=y>\n\n"
     "::error::x ##[warning]y"
@@ -144,3 +148,17 @@ def test_a_page_has_a_viewport_and_both_schemes() -> None:
     html = pages.page("x", "y", [])
     for part in ('name="viewport" content="width=device-width', "prefers-color-scheme: dark", "default-src 'none'"):
         assert part in html
+
+
+def test_the_notebook_of_the_examples_runs() -> None:
+    notebook = json.loads((EXAMPLES / "report.ipynb").read_text())
+    names: dict[str, object] = {}
+    shown = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            *before, last = ast.parse("".join(cell["source"])).body
+            exec(compile(ast.Module(before, []), "report.ipynb", "exec"), names)
+            assert isinstance(last, ast.Expr)
+            value = eval(compile(ast.Expression(last.value), "report.ipynb", "eval"), names)
+            shown.append(read(value._repr_html_()).texts["h2"])
+    assert shown == [["dapo"], ["dapo: verified"], ["shifted: refused"], ["dapo is not the same loss as 'grpo'"]]
