@@ -40,7 +40,7 @@ def show(
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.configs.specs import as_spec
-    from fibration.printing import configs
+    from fibration.printing import law_table
     from fibration.printing.latex import latex
     from fibration.printing.layout import folded
     from fibration.printing.python import python
@@ -54,7 +54,7 @@ def show(
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     elif format is ShowFormat.python:
-        beside = configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss))
+        beside = law_table.lines(law_table.title(as_spec(spec).trainer), law_table.without_law_notes(loss))
         comments = "".join(f"# {one_line(line.strip())}\n" for line in beside)
         typer.echo(comments + escaped_literals(python(hierarchy)), nl=False)
     else:
@@ -62,7 +62,7 @@ def show(
         typer.echo(folded(shown, width()) if format is ShowFormat.text else shown)
         if format is ShowFormat.text:
             typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
-            for line in configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss)):
+            for line in law_table.lines(law_table.title(as_spec(spec).trainer), law_table.without_law_notes(loss)):
                 typer.echo(wrapped(line if line.startswith(" ") else f"\n{line}", width()))
 
 

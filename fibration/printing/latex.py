@@ -39,16 +39,13 @@ from fibration.language.penalties import Penalty
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, rewrite
+from fibration.printing.mathml import GREEK
 from fibration.printing.text import has_crossings, joint, moebius
 
 _READINGS = {
     "residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m", "channel_sign": r"\varsigma",
     "pull": r"\varphi", "reward": r"\mathrm{reward}",
 }  # fmt: skip
-_GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega".split()
-)
 # For operators with a sign: their strength, and the least strength of each operand that needs no parentheses.
 _STRENGTHS = {
     "+": (1, 1, 1), "-": (1, 1, 2), "*": (2, 2, 2), "/": (2, 0, 0), "**": (3, 4, 0), "neg": (1, 2),
@@ -289,7 +286,7 @@ def _name(stratum: object) -> str:
 def _symbol(name: str) -> str:
     """Returns `C_prompt_group` as C with the subscript prompt_group, and `epsilon` as the Greek letter."""
     head, _, tail = name.partition("_")
-    word = rf"\{head}" if head in _GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
+    word = rf"\{head}" if head in GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
     return word + (rf"_{{\mathrm{{{_escape(tail)}}}}}" if tail else "")
 
 

@@ -9,22 +9,27 @@ from html import escape
 _TOKEN = re.compile(
     r"\\(mathrm|mathcal|operatorname|text|begin|end)\{((?:[^{}\\]|\\_)*)\}|\\([A-Za-z]+|.)|(\d+(?:\.\d+)?)|(\S)"
 )
+GREEK = dict(zip(  # a parameter of such a name is written as the letter
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega".split(), "αβγδϵζηθικλμνξπρστυϕχψω", strict=True,
+))  # fmt: skip
+_LETTERS = {**GREEK, "varphi": "φ", "varsigma": "ς", "Sigma": "Σ"}
 _OPERATORS = {
     "to": "→", "mid": "∣", "cdot": "·", "cap": "∩", "ge": "≥", "le": "≤", "ne": "≠", "land": "∧", "lor": "∨",
-    "lnot": "¬", "lvert": "|", "rvert": "|", "pm": "±",
+    "lnot": "¬", "pm": "±",
 }  # fmt: skip
-_GREEK = dict(zip(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega varphi varsigma Sigma".split(), "αβγδϵζηθικλμνξπρστυϕχψωφςΣ", strict=True,
-))  # fmt: skip
-_NAMES = {**_GREEK, "mathcal G": "𝒢"} | {name: name for name in ("log", "exp", "tanh", "arctan", "min")}
-_LARGE = {
-    "sum": "<mo>∑</mo>",
-    "max": '<mo lspace="0" rspace="0" movablelimits="false">max</mo>',
-}  # what stands below them
+_CALLED = ("log", "exp", "tanh", "arctan", "min")
+_COMMANDS = {name: f"<mi>{letter}</mi>" for name, letter in _LETTERS.items()}
+_COMMANDS |= {name: f"<mi>{name}</mi>" for name in _CALLED}
+_COMMANDS |= {name: f"<mo>{sign}</mo>" for name, sign in _OPERATORS.items()}
+_SPACES = {",": "0.17em", "quad": "1em", "qquad": "2em"}
+_COMMANDS |= {name: f'<mspace width="{width}"></mspace>' for name, width in _SPACES.items()}
+_BARS = {"lvert": "prefix", "rvert": "postfix"}
+_COMMANDS |= {name: f'<mo form="{form}" stretchy="false">|</mo>' for name, form in _BARS.items()}
+_LARGE = {"sum": "<mo>∑</mo>", "max": '<mo lspace="0" rspace="0" movablelimits="false">max</mo>'}  # over scripts
+_COMMANDS |= _LARGE
 _BREAK = "\\"  # of lines: the second half of LaTeX's two backslashes
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_SPACES = {",": "0.17em", "quad": "1em", "qquad": "2em"}
 
 
 def mathml(rows: Sequence[str]) -> str:
@@ -32,10 +37,6 @@ def mathml(rows: Sequence[str]) -> str:
     cells = [[_Reader(cell).row() for cell in row.split("&", 1)] for row in rows]
     lines = "".join(f"<mtr><mtd>{left}</mtd><mtd>{right}</mtd></mtr>" for left, right in cells)
     return f'<math display="block"><mtable displaystyle="true">{lines}</mtable></math>'
-
-
-def _space(name: str) -> str:
-    return f'<mspace width="{_SPACES[name]}"></mspace>'
 
 
 class _Reader:
@@ -75,7 +76,7 @@ class _Reader:
         if word == "begin":
             return self._cases()
         if word:
-            return f'<mi mathvariant="normal">{_NAMES.get(f"{word} {inside}", inside)}</mi>'
+            return f'<mi mathvariant="normal">{"𝒢" if word == "mathcal" else inside}</mi>'
         if sign == "{":
             return self._until("}")
         if command == "left":
@@ -86,21 +87,13 @@ class _Reader:
                 return first.replace("</mi>", "\N{COMBINING CIRCUMFLEX ACCENT}</mi>")
             return f"<m{command}>{first}{second}</m{command}>"
         if command:
-            return self._command(command)
+            space = _COMMANDS[","] if command in _CALLED and self.now != "left" else ""
+            return _COMMANDS[command] + space
         if number:
             return f"<mn>{number}</mn>"
         if sign.isalpha():
             return f"<mi>{sign}</mi>"
         return f'<mo stretchy="false">{escape(sign).replace("-", "−")}</mo>'
-
-    def _command(self, name: str) -> str:
-        if name in _SPACES:
-            return _space(name)
-        if name in _NAMES:
-            space = "" if name in _GREEK or self.now == "left" else _space(",")
-            return f"<mi>{_NAMES[name]}</mi>{space}"
-        form = {"lvert": ' form="prefix"', "rvert": ' form="postfix"'}.get(name, "")
-        return _LARGE[name] if name in _LARGE else f'<mo stretchy="false"{form}>{_OPERATORS[name]}</mo>'
 
     def _until(self, end: str) -> str:
         found = self.row(end)
@@ -108,9 +101,9 @@ class _Reader:
         return found
 
     def _fence(self) -> str:
-        *_, command, _, sign = self.tokens[self.at]
+        sign = "|" if self.now in _BARS else self.now
         self.at += 1
-        return f'<mo stretchy="true">{sign or _OPERATORS[command]}</mo>'
+        return f'<mo stretchy="true">{sign}</mo>'
 
     def _cases(self) -> str:
         rows, end = [""], ""

@@ -15,23 +15,12 @@ from fibration.escaping import escaped
 from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
-from fibration.printing import configs
+from fibration.printing import law_table
 from fibration.printing.latex import rows_of
-from fibration.printing.law_table import (
-    KINDS,
-    NOTES,
-    Kind,
-    Row,
-    fact_rows,
-    finding_rows,
-    outcome_of,
-    tally,
-    verdict_rows,
-)
 from fibration.printing.mathml import mathml
 from fibration.printing.text import text
 
-FOLDED = (KINDS["proved"], KINDS["follows"], NOTES)  # rows whose reasons a click shows
+FOLDED = (law_table.KINDS["proved"], law_table.KINDS["follows"], law_table.NOTES)  # rows whose reasons a click shows
 WORDS = ("refuted", "error", "undecided", "warning", "follows", "given up", "note", "proved")  # in this order
 STYLE = """
 .fibration { line-height: 1.5; overflow-wrap: anywhere; }
@@ -108,8 +97,8 @@ def _shown(*parts: str) -> str:
 
 def heading(r: Report) -> str:
     """Returns the hierarchy's name, the outcome, and the numbers of laws and of warnings."""
-    outcome, style = outcome_of(r)
-    return f"<h2>{_text(r.hierarchy.name)}: {_coloured(outcome, style)}</h2><p>{_text(tally(r))}</p>"
+    outcome, style = law_table.outcome_of(r)
+    return f"<h2>{_text(r.hierarchy.name)}: {_coloured(outcome, style)}</h2><p>{_text(law_table.tally(r))}</p>"
 
 
 def formulas(h: Hierarchy) -> str:
@@ -118,8 +107,8 @@ def formulas(h: Hierarchy) -> str:
 
 def findings(r: Report, trainer: str = "") -> str:
     """Returns what is off in a config, the gravest first, and what the trainer does around the loss."""
-    return table(finding_rows(configs.off(r)), configs.OFF) + _around(
-        configs.title(trainer), getattr(r, "findings", ())
+    return table(law_table.finding_rows(law_table.off(r)), law_table.OFF) + _around(
+        law_table.title(trainer), getattr(r, "findings", ())
     )
 
 
@@ -130,14 +119,14 @@ def _around(title: str, found: Iterable[Finding]) -> str:
 
 def laws(r: Report) -> str:
     """Returns all laws, those that fail first. A click shows a proof."""
-    return table(sorted(verdict_rows(r, r.verdicts), key=lambda row: WORDS.index(row.shown.word)), "laws")
+    return table(sorted(law_table.verdict_rows(r, r.verdicts), key=lambda row: WORDS.index(row.shown.word)), "laws")
 
 
 def facts(r: Report) -> str:
     """Returns warnings and the facts to act on, and all others folded."""
     noted, others = r.noted, [f for f in r.facts if f not in r.noted]
-    more = folded(f"{len(others)} {'more ' * bool(noted)}facts", table(fact_rows(others))) if others else ""
-    return table(fact_rows(noted), "facts") + more
+    more = folded(f"{len(others)} {'more ' * bool(noted)}facts", table(law_table.fact_rows(others))) if others else ""
+    return table(law_table.fact_rows(noted), "facts") + more
 
 
 def is_comparison(r: Report) -> bool:
@@ -151,16 +140,16 @@ def comparison(r: Report, options: tuple[Options, Options] = ({}, {}), beside: I
     """
     from fibration.printing.compared import parts_of  # loads the proofs
 
-    outcome, style = outcome_of(r)
+    outcome, style = law_table.outcome_of(r)
     title = f"<h2>{_text(r.hierarchy.name)} is {_coloured(outcome, style)}</h2>"
     found = parts_of(r, options)
     if found is None:
-        return title + table(verdict_rows(r, r.verdicts)) + _around(configs.BESIDE, beside)
+        return title + table(law_table.verdict_rows(r, r.verdicts)) + _around(law_table.BESIDE, beside)
     cells = [("", *found.names), *((name, *("\n".join(side) for side in sides)) for name, sides in found.rows)]
     lines = ("".join(f"<td>{_text(cell.strip())}</td>" for cell in row) for row in cells)
     rows = "".join(f"<tr>{line}</tr>" for line in lines)
     grid = _wide(f'<table class="parts">{rows}</table>') if found.rows else ""
-    return title + grid + _titled(found.said) + code(f"fix: {found.fix}") + _around(configs.BESIDE, beside)
+    return title + grid + _titled(found.said) + code(f"fix: {found.fix}") + _around(law_table.BESIDE, beside)
 
 
 def refusal(name: str, error: FibrationError) -> str:
@@ -181,13 +170,13 @@ def code(source: str) -> str:
     return f"<pre>{escape(escaped(source))}</pre>"
 
 
-def table(rows: Iterable[Row], title: str = "") -> str:
+def table(rows: Iterable[law_table.Row], title: str = "") -> str:
     """Returns rows under a title; nothing for no rows."""
     lines = "".join(f"<tr><td>{_look(r.shown)}</td><td>{_text(r.name)}</td><td>{_cell(r)}</td></tr>" for r in rows)
     return (f"<h3>{_text(title)}</h3>" * bool(title) + _wide(f'<table class="rows">{lines}</table>')) if lines else ""
 
 
-def _cell(row: Row) -> str:
+def _cell(row: law_table.Row) -> str:
     head, inside = _text(row.subject), _text(row.value)
     if row.is_value:
         head, inside = f"{head}: <b>{inside}</b>".removeprefix(": "), _text(row.because)
@@ -205,7 +194,7 @@ def _titled(said: Mapping[str, str]) -> str:
     return f"<dl>{pairs}</dl>" if pairs else ""
 
 
-def _look(shown: Kind) -> str:
+def _look(shown: law_table.Kind) -> str:
     return _coloured(f"{shown.sign}\N{NO-BREAK SPACE}{shown.word}", shown.style)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -24,18 +23,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
 from fibration.language.report import BUDGET, Fact, Report
 from fibration.laws.budget import Budget
-from fibration.printing import configs
-from fibration.printing.law_table import (
-    KINDS,
-    WARNS,
-    Row,
-    columns,
-    fact_rows,
-    finding_rows,
-    outcome_of,
-    tally,
-    verdict_rows,
-)
+from fibration.printing import law_table
 
 T = TypeVar("T")
 LIFTED = (
@@ -178,30 +166,30 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def heading(report: Report, width: int = 0) -> Text:
     """Returns the hierarchy's name, the outcome, and the numbers of laws and of warnings. A comparison has none."""
-    counted = "" if [v.law for v in report.verdicts] == ["equivalent"] else f"  {tally(report)}"
-    return Text.assemble((report.hierarchy.name.ljust(width), "bold"), "  ", outcome_of(report), counted)
+    counted = "" if [v.law for v in report.verdicts] == ["equivalent"] else f"  {law_table.tally(report)}"
+    return Text.assemble((report.hierarchy.name.ljust(width), "bold"), "  ", law_table.outcome_of(report), counted)
 
 
 def table(report: Report) -> RenderableType:
     """Returns every verdict with its argument, then the facts. Long lines wrap inside their column, uncut."""
-    rows = finding_rows(configs.off(report)), verdict_rows(report, report.verdicts), fact_rows(report.facts)
-    return Group(heading(report), _rows(chain(*rows)))
+    rows = [*law_table.finding_rows(law_table.off(report)), *law_table.verdict_rows(report, report.verdicts)]
+    return Group(heading(report), _rows([*rows, *law_table.fact_rows(report.facts)]))
 
 
 def warned(report: Report) -> RenderableType:
     """Returns the heading, and warnings."""
-    return Group(heading(report), _rows(fact_rows(report.warnings)))
+    return Group(heading(report), _rows(law_table.fact_rows(report.warnings)))
 
 
 def short(report: Report) -> RenderableType:
     """Returns what is off in a config, what fails, what is given up, warnings, and the facts to act on."""
-    rows = [*finding_rows(configs.off(report)), *verdict_rows(report, report.causes)]
+    rows = [*law_table.finding_rows(law_table.off(report)), *law_table.verdict_rows(report, report.causes)]
     for reason, laws in report.given_up.items():
         first = laws[0]
         for law, _, of in (name.partition(" of ") for name in laws):
             why = reason if law == first.partition(" of ")[0] else f"as {first}"
-            rows.append(Row(KINDS["given up"], law, of, why))
-    rows += fact_rows(report.noted)
+            rows.append(law_table.Row(law_table.KINDS["given up"], law, of, why))
+    rows += law_table.fact_rows(report.noted)
     return Group(heading(report), _rows(rows), Text("  --all lists every law and every fact", "dim"))
 
 
@@ -211,7 +199,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
     parts: list[RenderableType] = []
     about: dict[str, dict[str, Fact]] = {}
     for r in reports:
-        parts += [heading(r, width), _rows(verdict_rows(r, r.causes))]
+        parts += [heading(r, width), _rows(law_table.verdict_rows(r, r.causes))]
         for fact in r.warnings:
             about.setdefault(fact.name, {}).setdefault(r.hierarchy.name, fact)
     facts = []
@@ -219,7 +207,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
         (name, first), *others = found.items()
         such = f", such as {name}" if any(fact != first for _, fact in others) else ""
         facts.append(replace(first, subject=f"{', '.join(found)}{such}: {first.subject}"))
-    return Group(*parts, _rows(fact_rows(facts)), Text("--all lists every law and every fact of each", "dim"))
+    return Group(*parts, _rows(law_table.fact_rows(facts)), Text("--all lists every law and every fact of each", "dim"))
 
 
 def _compared(outcome: Outcome) -> RenderableType:
@@ -231,14 +219,15 @@ def _compared(outcome: Outcome) -> RenderableType:
     return Group(heading(outcome.report), parts) if parts else table(outcome.report)
 
 
-def _rows(rows: Iterable[Row]) -> RenderableType:
+def _rows(rows: Iterable[law_table.Row]) -> RenderableType:
     """Returns a table, in which what to write is a line of its own, however wide it is, so that it can be pasted."""
-    shown = [row for row in rows if row.shown is not KINDS["follows"]]  # the cause of a failure has a line for it
+    follows = law_table.KINDS["follows"]  # the cause of a failure has a line for it
+    shown = [row for row in rows if row.shown is not follows]
     heads = [(f"{row.shown.sign} {row.shown.word}", row.name) for row in shown]
     widths = [max((len(text) for text in column), default=0) for column in zip(*heads, strict=True)]
     parts: list[RenderableType] = []
     for row, head in zip(shown, heads, strict=True):
-        grid = columns(3)
+        grid = law_table.columns(3)
         sign, name = (text.ljust(width) for text, width in zip(head, widths, strict=True))
         grid.add_row("", Text(sign, row.shown.style), Text(name), _said(row))
         parts.append(grid)
@@ -248,11 +237,11 @@ def _rows(rows: Iterable[Row]) -> RenderableType:
     return Group(*parts)
 
 
-def _said(row: Row) -> Text:
+def _said(row: law_table.Row) -> Text:
     text = Text(row.subject, "bold" if row.said else "")
     if row.value:
         text.append(": " * bool(row.subject)).append(row.value, "bold" if row.is_value else "")
-    if row.because and row.is_value and row.shown is WARNS:
+    if row.because and row.is_value and row.shown is law_table.WARNS:
         text.append(f"\n{row.because}")
     elif row.because:
         text.append(f" ({row.because})" if row.is_value else f" {row.because}", "dim")
@@ -295,15 +284,15 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
         parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
         for o in outcomes:
             many = len(reports) > 1  # `short` prints what is off in a config, `compact` does not
-            parts += map(_line, configs.lines(configs.title(o.trainer), o.findings, o.source if many else "", many))
+            parts += map(_line, law_table.lines(law_table.title(o.trainer), o.findings, o.source if many else "", many))
         parts += [Text()]
     return Group(*parts, Text(summary(outcomes)))
 
 
 def trainer_lines(outcome: Outcome, say_off: bool = True) -> list[str]:
     """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
-    heading = configs.BESIDE if outcome.asked == "compare" else configs.title(outcome.trainer)
-    return list(configs.lines(heading, outcome.findings, say_off=say_off))
+    heading = law_table.BESIDE if outcome.asked == "compare" else law_table.title(outcome.trainer)
+    return list(law_table.lines(heading, outcome.findings, say_off=say_off))
 
 
 def _line(line: str) -> RenderableType:
