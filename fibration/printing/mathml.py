@@ -13,10 +13,10 @@ GREEK = dict(zip(  # a parameter of such a name is written as the letter
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
     "omega".split(), "αβγδϵζηθικλμνξπρστυϕχψω", strict=True,
 ))  # fmt: skip
-_LETTERS = {**GREEK, "varphi": "φ", "varsigma": "ς", "Sigma": "Σ"}
+_LETTERS = {**GREEK, "varphi": "φ", "varsigma": "ς", "Sigma": "Σ", "pm": "±"}
 _OPERATORS = {
     "to": "→", "mid": "∣", "cdot": "·", "cap": "∩", "ge": "≥", "le": "≤", "ne": "≠", "land": "∧", "lor": "∨",
-    "lnot": "¬", "pm": "±",
+    "lnot": "¬",
 }  # fmt: skip
 _CALLED = ("log", "exp", "tanh", "arctan", "min")
 _COMMANDS = {name: f"<mi>{letter}</mi>" for name, letter in _LETTERS.items()}

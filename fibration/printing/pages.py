@@ -35,16 +35,18 @@ STYLE = """
 .fibration tr { border-top: 1px solid color-mix(in srgb, currentColor 18%, transparent); background: none; }
 .fibration :is(td, th):not(:last-child) { white-space: nowrap; }
 .fibration h1 { font-size: 1.1em; } .fibration h2 { font-size: 1.5em; } .fibration h3 { font-size: 1.1em; }
+.fibration .rows td:not(:last-child) { width: 1%; }
 @media (max-width: 40em) {
   .fibration .rows tr { display: flex; flex-wrap: wrap; }
-  .fibration .rows td { padding: .2em .9em .2em 0; } .fibration .rows td:last-child { flex-basis: 100%; min-width: 0; }
+  .fibration .rows td:not(:last-child) { width: auto; }
+  .fibration .rows td:last-child { flex-basis: 100%; min-width: 0; }
 }
-.fibration .rows td:not(:last-child) { width: 1%; }
 .fibration .parts :is(td, th) { white-space: pre-line; min-width: 8em; }
 .fibration summary { cursor: pointer; }
 .fibration dl { margin: .3em 0; } .fibration dt { font-weight: 600; } .fibration dd { margin: 0 0 .3em 1em; }
 .fibration pre { overflow-x: auto; margin: .4em 0; padding: .5em .7em; border-radius: .4em; overflow-wrap: normal;
   background: color-mix(in srgb, currentColor 8%, transparent); font-size: .88em; line-height: 1.4; }
+.fibration pre.wraps { white-space: pre-wrap; overflow-wrap: anywhere; }
 .fibration mtd { text-align: left; padding: .35em .2em; } .fibration mtd:first-child { text-align: right; }
 .fibration .cases mtd { text-align: left; padding: .1em .5em .1em 0; }
 .fibration math { width: max-content; margin: 0; }
@@ -149,12 +151,13 @@ def comparison(r: Report, options: tuple[Options, Options] = ({}, {}), beside: I
     lines = ("".join(f"<td>{_text(cell.strip())}</td>" for cell in row) for row in cells)
     rows = "".join(f"<tr>{line}</tr>" for line in lines)
     grid = _wide(f'<table class="parts">{rows}</table>') if found.rows else ""
-    return title + grid + _titled(found.said) + code(f"fix: {found.fix}") + _around(law_table.BESIDE, beside)
+    fix = code(f"fix: {found.fix}", wraps=True)
+    return title + grid + _titled(found.said) + fix + _around(law_table.BESIDE, beside)
 
 
 def refusal(name: str, error: FibrationError) -> str:
     """Returns an input that cannot be used, and why."""
-    return f"<h2>{_text(name)}: {_coloured('unusable', 'red')}</h2>{code(str(error))}"
+    return f"<h2>{_text(name)}: {_coloured('unusable', 'red')}</h2>{code(str(error), wraps=True)}"
 
 
 def figure(svg: str, caption: str) -> str:
@@ -166,8 +169,9 @@ def folded(summary: str, inside: str, is_open: bool = False) -> str:
     return f"<details{' open' * is_open}><summary>{_text(summary)}</summary>{inside}</details>"
 
 
-def code(source: str) -> str:
-    return f"<pre>{escape(escaped(source))}</pre>"
+def code(source: str, wraps: bool = False) -> str:
+    """Returns lines as they are. `wraps`: on narrow screens they go on below, and elsewhere a wide block scrolls."""
+    return f"<pre{' class=wraps' * wraps}>{escape(escaped(source))}</pre>"
 
 
 def table(rows: Iterable[law_table.Row], title: str = "") -> str:
@@ -186,7 +190,7 @@ def _cell(row: law_table.Row) -> str:
     if inside:
         head = f"<details{' open' * (row.shown not in FOLDED)}><summary>{head}</summary>{inside}</details>"
     title, change = row.action
-    return head + (code(f"{title}: {change}") if change else "")
+    return head + (code(f"{title}: {change}", wraps=True) if change else "")
 
 
 def _titled(said: Mapping[str, str]) -> str:
