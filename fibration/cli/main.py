@@ -86,8 +86,8 @@ def compile(
 
     Without -o it prints the source. With -o it writes the module, and a certificate of what was proved.
     """
-    from fibration.cli.certificate import compiled, kernel_table
-    from fibration.pipeline import choose
+    from fibration.cli.certificate import certificate, kernel_table, source_of
+    from fibration.pipeline import choose, export
     from fibration.printing import reports
     from fibration.printing.progress import working
 
@@ -101,12 +101,13 @@ def compile(
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
-    with working(f"compiling kernels for {arch}" if arch else "writing"):
-        artifact, exported, proof = compiled(hierarchy, report, chosen, functions, arch)
+    artifact = source_of(hierarchy, chosen, functions)
     if output is None:
         typer.echo(artifact.source, nl=False)
         return
-    files = {**exported.files, f"{hierarchy.name}_certificate.json": proof}
+    with working(f"compiling kernels for {arch}" if arch else "writing"):
+        exported = export(artifact, arch)
+    files = {**exported.files, f"{hierarchy.name}_certificate.json": certificate(artifact, report, exported)}
     for name, contents in files.items():
         write_file(output / name, contents)
     reports.emit(console(), reports.warned(report))

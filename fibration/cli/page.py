@@ -9,12 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fibration.cli.certificate import compiled
+from fibration.cli.certificate import certificate, source_of
 from fibration.cli.compare import Settings, compare
 from fibration.configs.specs import as_specs
 from fibration.errors import ParameterError
 from fibration.language.hierarchy import Hierarchy
 from fibration.pipeline import compile as compile_operator
+from fibration.pipeline import export
 from fibration.plotting import figures, recorded_batch
 from fibration.plotting.canvas import inline
 from fibration.printing import pages
@@ -79,10 +80,12 @@ def _loss(
     if report.causes:
         yield "<p>No gates are drawn and no code is generated of a loss that breaks a law.</p>"
         return
-    artifact, exported, certificate = compiled(h, report, BACKEND)
+    artifact = source_of(h, BACKEND)
+    exported = export(artifact)
+    proof = sha256(certificate(artifact, report, exported).encode()).hexdigest()
     yield pages.folded(f"generated code ({next(iter(exported.files))})", pages.code(artifact.source))
     same = f"fibration compile {spec} --backend {BACKEND} --output DIR"
-    yield f"<p>SHA-256 of the certificate:</p>{pages.code(sha256(certificate.encode()).hexdigest())}"
+    yield f"<p>SHA-256 of the certificate:</p>{pages.code(proof, wraps=True)}"
     yield f"<p>This writes the code and the certificate:</p>{pages.code(same)}"
 
 
