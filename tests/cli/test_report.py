@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from hierarchies import wrong_specs
 from html_pages import Page, read
+from matplotlib.figure import Figure
 from support import invoke
 
 import fibration
 from fibration.cli.project import FILES
 from fibration.language.loading import load
+from fibration.plotting.canvas import inline
+from fibration.printing import pages
 
 ROLLOUTS = Path(fibration.__file__).parent / "data" / "rollouts.safetensors"
 FUNCTION = """
@@ -128,3 +131,10 @@ def test_the_workflow_keeps_the_report() -> None:
     workflow = FILES[".github/workflows/laws.yml"][0]
     assert "fibration report specs/" in workflow and "path: report.html" in workflow
     assert workflow.index("fibration report") < workflow.index("upload-artifact")
+
+
+def test_words_in_a_picture_are_no_markup() -> None:
+    figure = Figure()
+    figure.text(0.1, 0.1, "--><script>alert(1)</script> </svg><img src=x onerror=y> ]]> &lt;")
+    shown = read(pages.page("x", "y", [pages.figure(inline(figure, prefix), "picture") for prefix in ("a-", "b-")]))
+    assert len(shown.texts["svg"]) == 2 and shown.ids
