@@ -31,9 +31,9 @@ STYLE = """
 .fibration .dim { opacity: .7; }
 .fibration .wide { overflow-x: auto; margin: .6em 0; }
 .fibration table { border-collapse: collapse; width: 100%; margin: 0; }
-.fibration :is(td, th) { text-align: left; vertical-align: top; padding: .35em .9em .35em 0; white-space: pre-line; }
+.fibration td { text-align: left; vertical-align: top; padding: .35em .9em .35em 0; white-space: pre-line; }
 .fibration tr { border-top: 1px solid color-mix(in srgb, currentColor 18%, transparent); background: none; }
-.fibration :is(td, th):not(:last-child) { white-space: nowrap; }
+.fibration td:not(:last-child) { white-space: nowrap; }
 .fibration h1 { font-size: 1.1em; } .fibration h2 { font-size: 1.5em; } .fibration h3 { font-size: 1.1em; }
 .fibration .rows td:not(:last-child) { width: 1%; }
 @media (max-width: 40em) {
@@ -41,7 +41,7 @@ STYLE = """
   .fibration .rows td:not(:last-child) { width: auto; }
   .fibration .rows td:last-child { flex-basis: 100%; min-width: 0; }
 }
-.fibration .parts :is(td, th) { white-space: pre-line; min-width: 8em; }
+.fibration .parts td { white-space: pre-line; min-width: 8em; }
 .fibration summary { cursor: pointer; }
 .fibration dl { margin: .3em 0; } .fibration dt { font-weight: 600; } .fibration dd { margin: 0 0 .3em 1em; }
 .fibration pre { overflow-x: auto; margin: .4em 0; padding: .5em .7em; border-radius: .4em; overflow-wrap: normal;
