@@ -470,7 +470,7 @@ def _sides_of_values(f: Function) -> Finding:
     for sign in (1.0, -1.0):
         stopped, nearer = f.evaluate(valued(x, sign)).coefficients == 0, x * sign > 0
         if stopped[~nearer].any() and not stopped[nearer].any():
-            text = "a bound stops values that have gone from their returns, and none that have come nearer: min for max?"
+            text = "a bound stops values that have left their returns, and none that have come nearer: min for max?"
             return Finding("sides", "fails", text, valued(x[stopped & ~nearer][:1], sign))
     if not stopped[nearer].any():
         return Finding("sides", "holds", "no bound stops a value")

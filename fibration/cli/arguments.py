@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,16 @@ Spec = Annotated[
     typer.Argument(metavar="SPEC", help=f"{HELP}.", show_default=False),
 ]
 Timeout = Annotated[float, typer.Option(metavar="S", help="Seconds for the proofs of a hierarchy. inf: no limit.")]
+Specs = Annotated[
+    list[str], typer.Argument(metavar="SPEC|DIR...", help="Specs, or folders with specs.", show_default=False)
+]
+Format = Annotated[VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")]
+Fails = Annotated[
+    FailOn, typer.Option("--fail-on", case_sensitive=False, help="What in a trainer's config makes exit code 1.")
+]
+Output = Annotated[
+    Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary.")
+]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),

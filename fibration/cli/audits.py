@@ -13,7 +13,7 @@ from fibration.configs.findings import NOTE, Finding
 from fibration.configs.specs import Spec, as_spec
 from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
-from fibration.printing.configs import without_law_notes
+from fibration.printing.law_table import without_law_notes
 
 
 @dataclass(frozen=True)

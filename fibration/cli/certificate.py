@@ -11,8 +11,16 @@ from rich.table import Table
 from fibration.backends.standalone import Export
 from fibration.escaping import json_text
 from fibration.files import as_bytes
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
-from fibration.pipeline import Artifact
+from fibration.pipeline import Artifact, standalone
+from fibration.printing.layout import folded
+from fibration.printing.text import text
+
+
+def source_of(hierarchy: Hierarchy, backend: str, functions: bool = False) -> Artifact:
+    """The source of a verified loss for one backend, whose header declares the loss."""
+    return standalone(hierarchy, backend, functions, folded(text(hierarchy), 116))
 
 
 def certificate(artifact: Artifact, report: Report, export: Export) -> str:

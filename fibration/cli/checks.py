@@ -11,7 +11,18 @@ import typer
 
 from fibration.cli.app import UsageError, app, console, tell, width
 from fibration.cli.app import say as tell_error
-from fibration.cli.arguments import OUTPUT, FailOn, Parameters, Timeout, VerifyFormat, parameters
+from fibration.cli.arguments import (
+    OUTPUT,
+    FailOn,
+    Fails,
+    Format,
+    Output,
+    Parameters,
+    Specs,
+    Timeout,
+    VerifyFormat,
+    parameters,
+)
 from fibration.errors import AuditError, FibrationError
 from fibration.escaping import one_line
 from fibration.files import STDOUT, check_writable_file, write_file
@@ -22,21 +33,12 @@ from fibration.printing.layout import wrapped
 
 @app.command()
 def verify(
-    specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC|DIR...", help="Specs, or folders with specs.", show_default=False)
-    ],
-    format: Annotated[
-        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
-    ] = VerifyFormat.text,
-    output: Annotated[
-        Path | None,
-        typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary."),
-    ] = None,
+    specs: Specs,
+    format: Format = VerifyFormat.text,
+    output: Output = None,
     all: Annotated[bool, typer.Option("--all", help="List every law with its proof, and all facts.")] = False,
     if_any: Annotated[bool, typer.Option("--if-any", help="Skip files and folders that declare no hierarchy.")] = False,
-    fail_on: Annotated[
-        FailOn, typer.Option("--fail-on", case_sensitive=False, help="What in a trainer's config makes exit code 1.")
-    ] = FailOn.error,
+    fail_on: Fails = FailOn.error,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Prove or refute every law, for batches of all sizes.
@@ -56,6 +58,38 @@ def verify(
     with working("reading specs") as tell:
         outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout, fail_on)
     raise typer.Exit(say(outcomes, format, output, all))
+
+
+@app.command()
+def report(
+    specs: Specs,
+    output: Annotated[Path, typer.Option(*OUTPUT, metavar="FILE.html", help="The file.")] = Path("report.html"),
+    rollouts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts, whose elements are drawn on the gates.")
+    ] = None,
+    param: Parameters = None,
+    fail_on: Fails = FailOn.error,
+    timeout: Timeout = BUDGET,
+) -> None:
+    """Write one HTML file about losses, to share.
+
+    It has their formulas, gates as curves, every law with its proof or counterexample, facts, what is off in a config,
+    the generated code, and the hash of its certificate. The first of several losses is compared with each other one.
+    The file loads nothing and has no script.
+
+    Exit codes are those of `verify`; a difference between losses does not count. The file is written in any case.
+    """
+    from fibration.cli.page import page
+    from fibration.printing import reports
+    from fibration.printing.progress import working
+
+    check_writable_file(output, ".html")
+    with working("reading specs") as step:
+        text, outcomes = page(specs, rollouts, parameters(param or ()), timeout, fail_on, step)
+    _tell_errors(outcomes)
+    write_file(output, text)
+    tell(f"{reports.summary(outcomes)}; report in {output}", output)
+    raise typer.Exit(reports.exit_code(outcomes))
 
 
 @app.command()
@@ -87,12 +121,8 @@ def compare(
     with_all: Annotated[
         bool, typer.Option("--with-all", help="Compare with all shipped losses, and name the nearest.")
     ] = False,
-    format: Annotated[
-        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
-    ] = VerifyFormat.text,
-    output: Annotated[
-        Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary.")
-    ] = None,
+    format: Format = VerifyFormat.text,
+    output: Output = None,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Decide whether two losses are the same, or which one a loss is.
@@ -141,10 +171,8 @@ def audit(
         typer.Option("--as", metavar="SPEC", help="The loss that it should be. Default: any shipped one."),
     ] = None,
     param: Parameters = None,
-    format: Annotated[
-        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
-    ] = VerifyFormat.text,
-    output: Annotated[Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file.")] = None,
+    format: Format = VerifyFormat.text,
+    output: Output = None,
     all: Annotated[bool, typer.Option("--all", help="List every property that holds.")] = False,
     timeout: Annotated[float, typer.Option(metavar="S", help="Seconds for the audit. inf: no limit.")] = BUDGET,
 ) -> None:
@@ -172,7 +200,7 @@ def audit(
         from fibration.auditing.load import load_function
         from fibration.auditing.report import rendered
         from fibration.cli.audits import audited, expected
-        from fibration.printing.configs import lines, title
+        from fibration.printing.law_table import lines, title
 
         loaded, file = load_function(name)
         loss = expected([like, *overrides] if like else [], loaded, function)
@@ -204,9 +232,7 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
     from fibration.printing import reports
     from fibration.printing.formats import rendered
 
-    for outcome in outcomes:
-        if outcome.error:
-            tell_error(f"error: {outcome.error}", is_error=True)
+    _tell_errors(outcomes)
     if output is not None:
         write_file(output, rendered(outcomes, format, full))
         tell(f"{reports.summary(outcomes)}; report in {output}", output)
@@ -215,3 +241,9 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
     else:
         write_file(STDOUT, rendered(outcomes, format, full))
     return reports.exit_code(outcomes)
+
+
+def _tell_errors(outcomes: Sequence[Any]) -> None:
+    for outcome in outcomes:
+        if outcome.error:
+            tell_error(f"error: {outcome.error}", is_error=True)

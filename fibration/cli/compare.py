@@ -21,7 +21,7 @@ from fibration.laws.equivalent.decide import STATEMENT, Comparison, Comparisons,
 from fibration.laws.equivalent.matching import match_by_role
 from fibration.laws.equivalent.neighbours import Neighbour, nearest
 from fibration.laws.verify import OUT_OF_TIME
-from fibration.printing.configs import without_law_notes
+from fibration.printing.law_table import without_law_notes
 from fibration.printing.reports import Outcome, loss_quietly
 
 FROM_ADVANTAGES = "Compared are losses of advantages: '{}' makes them of rewards, {}, and '{}' is given them."

@@ -40,7 +40,7 @@ def show(
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.configs.specs import as_spec
-    from fibration.printing import configs
+    from fibration.printing import law_table
     from fibration.printing.latex import latex
     from fibration.printing.layout import folded
     from fibration.printing.python import python
@@ -54,7 +54,7 @@ def show(
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     elif format is ShowFormat.python:
-        beside = configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss))
+        beside = law_table.lines(law_table.title(as_spec(spec).trainer), law_table.without_law_notes(loss))
         comments = "".join(f"# {one_line(line.strip())}\n" for line in beside)
         typer.echo(comments + escaped_literals(python(hierarchy)), nl=False)
     else:
@@ -62,7 +62,7 @@ def show(
         typer.echo(folded(shown, width()) if format is ShowFormat.text else shown)
         if format is ShowFormat.text:
             typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
-            for line in configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss)):
+            for line in law_table.lines(law_table.title(as_spec(spec).trainer), law_table.without_law_notes(loss)):
                 typer.echo(wrapped(line if line.startswith(" ") else f"\n{line}", width()))
 
 
@@ -86,12 +86,10 @@ def compile(
 
     Without -o it prints the source. With -o it writes the module, and a certificate of what was proved.
     """
-    from fibration.cli.certificate import certificate, kernel_table
-    from fibration.pipeline import choose, export, standalone
+    from fibration.cli.certificate import certificate, kernel_table, source_of
+    from fibration.pipeline import choose, export
     from fibration.printing import reports
-    from fibration.printing.layout import folded
     from fibration.printing.progress import working
-    from fibration.printing.text import text
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend, written=True)
     if arch and chosen != "triton":
@@ -103,14 +101,13 @@ def compile(
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
-    artifact = standalone(hierarchy, chosen, functions, folded(text(hierarchy), 116))
+    artifact = source_of(hierarchy, chosen, functions)
     if output is None:
         typer.echo(artifact.source, nl=False)
         return
     with working(f"compiling kernels for {arch}" if arch else "writing"):
         exported = export(artifact, arch)
-    proof = f"{hierarchy.name}_certificate.json"
-    files = {**exported.files, proof: certificate(artifact, report, exported)}
+    files = {**exported.files, f"{hierarchy.name}_certificate.json": certificate(artifact, report, exported)}
     for name, contents in files.items():
         write_file(output / name, contents)
     reports.emit(console(), reports.warned(report))

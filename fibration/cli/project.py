@@ -104,6 +104,13 @@ jobs:
       - run: fibration verify specs/ --format github
       - run: fibration verify specs/ --format markdown >> "$GITHUB_STEP_SUMMARY"
         if: always()
+      - run: fibration report specs/
+        if: always()
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with:
+          name: losses
+          path: report.html
       - run: python -m pytest
 """
 

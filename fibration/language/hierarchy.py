@@ -165,11 +165,11 @@ class Hierarchy(Outline):
         """
         return import_module("fibration.laws.verify").verify(self, timeout)  # type: ignore[no-any-return]
 
-    def _repr_markdown_(self) -> str:  # of notebooks, as is the next
-        return import_module("fibration.printing.notebooks").hierarchy(self)  # type: ignore[no-any-return]
+    def _repr_html_(self) -> str:  # of notebooks, as is the next, for those that print on paper
+        return import_module("fibration.printing.pages").hierarchy(self)  # type: ignore[no-any-return]
 
     def _repr_latex_(self) -> str:
-        return import_module("fibration.printing.notebooks").formulas(self)  # type: ignore[no-any-return]
+        return import_module("fibration.printing.latex").displayed(self)  # type: ignore[no-any-return]
 
     def replace(self, **changes: Any) -> Hierarchy:
         """Returns a copy with some of the arguments changed, validated again."""

@@ -253,8 +253,8 @@ class Report:
             "facts": [f.to_dict() for f in self.facts],
         }
 
-    def _repr_markdown_(self) -> str:  # of notebooks
-        return import_module("fibration.printing.notebooks").report(self)  # type: ignore[no-any-return]
+    def _repr_html_(self) -> str:  # of notebooks
+        return import_module("fibration.printing.pages").report(self)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in self.causes for row in self._rows(v))]

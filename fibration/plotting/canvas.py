@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ def page(figure: Figure, form: str) -> bytes:
     with rc_context({"svg.hashsalt": "fibration"}):
         figure.savefig(contents, format=form, dpi=DPI, metadata=nothing)
     return contents.getvalue()
+
+
+def inline(figure: Figure, prefix: str) -> str:
+    """A figure as SVG inside HTML. `prefix`: of its ids, which are unique on a page."""
+    _, _, drawn = page(figure, "svg").decode().partition("<svg")
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    return "<svg" + re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", drawn)
 
 
 def sheet(

@@ -1,6 +1,7 @@
 """A hierarchy as a picture: strata with their gates as boxes, and beside them the drift of a batch.
 
-The parts of the batch are named above their strips: side by side if the names fit, else upright.
+All pictures of a batch use `Colours`: one for each part of the rollouts. The parts are named above their
+strips: side by side if the names fit, else upright.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from numpy.typing import NDArray
 
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.plotting.canvas import CODE, INK, Vector, character, plate, sheet, title
-from fibration.plotting.drifts import Colours, colours, drift, under
+from fibration.plotting.canvas import CODE, INK, PALETTE, Vector, character, plate, sheet, title
 from fibration.printing.regimes import unit
+from fibration.printing.text import shortened
 from fibration.rollouts.replay import Gated
 
 TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end
@@ -159,6 +161,79 @@ def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]], who: Colours, n
     axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8 + 72 * names.head)
     bar = axes.figure.colorbar(ScalarMappable(**look), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
     bar.set_label(f"mean drift ({unit(h)})")
+
+
+# ---------------------------------------------------------------- a batch, per token
+
+
+@dataclass(frozen=True)
+class Colours:
+    """One colour per part of the rollouts, for the elements of every stratum; grey for elements of several parts."""
+
+    names: tuple[str, ...]
+    of: dict[str, NDArray[np.int64]]  # per stratum, the part of each element; `len(names)` means several parts
+    tokens: NDArray[np.int64]  # the part of every unmasked token
+
+    def colour(self, i: int) -> str:
+        return PALETTE[i % len(PALETTE)] if i < len(self.names) else INK
+
+    def leading(self, most: int = 6) -> list[tuple[tuple[int, ...], str, str]]:
+        """Groups of parts: numbers, name and colour. Of many parts, the largest ones and one group of all others."""
+        every = range(len(self.names))
+        if len(every) <= most + 1:
+            return [((i,), self.names[i], self.colour(i)) for i in every]
+        counts = np.bincount(self.tokens, minlength=len(every))
+        shown = sorted(np.argsort(-counts, kind="stable")[:most].tolist())
+        others = tuple(i for i in every if i not in shown)
+        alone = [((i,), self.names[i], PALETTE[k]) for k, i in enumerate(shown)]  # colours that differ
+        return [*alone, (others, f"{len(others)} others", INK)]
+
+    def rows(self, stratum: str) -> tuple[str, ...]:
+        """Names of the parts, and `several` if an element of the stratum belongs to several parts."""
+        return (*self.names, *(["several"] if (self.of[stratum] == len(self.names)).any() else []))
+
+
+def colours(gated: Gated) -> Colours:
+    index, names = gated.index, gated.parts.names or ("all",)
+    tokens = gated.parts.of_token[index.positions.numpy()]
+    of = {}
+    for stratum in gated.op.hierarchy.order:
+        parent = under(gated, stratum.name)
+        mine, size = parent >= 0, index.size[stratum.name]
+        found = np.zeros(size, np.int64)
+        found[parent[mine]] = tokens[mine]
+        several = np.zeros(size, bool)
+        several[parent[mine][found[parent[mine]] != tokens[mine]]] = True
+        of[stratum.name] = np.where(several, len(names), found)
+    short = (shortened(name, 16).replace("$", r"\$") for name in names)  # a $ would start mathematics
+    return Colours(tuple(short), of, tokens)
+
+
+def under(gated: Gated, stratum: str) -> NDArray[np.int64]:
+    """The element of a stratum that every unmasked token lies over, or -1 without one: `[tokens]`."""
+    index = gated.index
+    found = np.full(len(index.positions), -1, np.int64)
+    for leaf in index.leaves_over(stratum):
+        tokens = index.tokens_of(leaf)
+        found[slice(None) if tokens is None else tokens.numpy()] = index.parent(leaf, stratum).numpy()
+    return found
+
+
+def drift(gated: Gated, stratum: str) -> Vector:
+    """The mean drift of the element under every token, coarser strata included. NaN for a token without one."""
+    h = gated.op.hierarchy
+    here = next(s for s in h.order if s.name == stratum)
+    total = np.where(under(gated, stratum) >= 0, 0.0, np.nan)
+    for s in (here, *h.coarser(here)):
+        total += net(gated, s.name)[under(gated, s.name)]
+    return total
+
+
+def net(gated: Gated, stratum: str) -> Vector:
+    """The residual drift of every element, channel + less channel −."""
+    parts = gated.levels.residual
+    sign = {"": 1.0, "+": 1.0, "-": -1.0}
+    return sum(sign[c] * parts[stratum, c].numpy() for c in gated.op.hierarchy.decomposition.channels)  # type: ignore[return-value]
 
 
 # ---------------------------------------------------------------- names above strips

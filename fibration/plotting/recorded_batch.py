@@ -19,9 +19,8 @@ from matplotlib.patches import Patch
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.plotting.canvas import INK, LEGEND, Vector, panel, plate, save, sheet, title
-from fibration.plotting.drifts import Colours, colours
 from fibration.plotting.gate_curve import Curve, curves, sections
-from fibration.plotting.hierarchy import hierarchy, wrapped
+from fibration.plotting.hierarchy import Colours, colours, hierarchy, wrapped
 from fibration.printing.regimes import CHANNELS, REGIMES, unit
 from fibration.rollouts.replay import Gated
 from fibration.runtime.weights import Weights, effective
@@ -131,6 +130,7 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     size, alpha = (26, 0.9) if len(residual) < 100 else (9, 0.6) if len(residual) < 1500 else (3, 0.3)
     colour = [who.colour(i) for i in who.of[stratum]]
     dots: dict[str, Any] = {"s": size, "c": colour, "alpha": alpha, "linewidths": 0, "zorder": 3}
+    dots["rasterized"] = len(residual) >= 1500  # of SVG: a shape for each dot makes megabytes
     upper.scatter(residual, after, **dots)
     lower.scatter(residual, who.of[stratum] + jitter, **dots)
     outside = int((np.abs(residual) > limit).sum())

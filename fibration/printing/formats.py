@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from fibration.configs.findings import ConfigReport
 from fibration.escaping import annotation, escaped, json_text, markdown_text
 from fibration.language.report import Report, Verdict, named
-from fibration.printing import configs
+from fibration.printing import law_table
 from fibration.printing.law_table import brief, compared, in_words, markdown
 from fibration.printing.reports import Outcome, as_text, emit, summary, trainer_lines
 
@@ -84,7 +84,7 @@ def _case(suite: Xml.Element, report: Report, v: Verdict) -> None:
         error = report.error(v)
         _child(case, "failure", error.what, str(error), v.status)
     elif v.status != "proved":
-        _child(case, "skipped", f"{configs.severity(report, v) or 'given up'}: {v.given_up}")
+        _child(case, "skipped", f"{law_table.severity(report, v) or 'given up'}: {v.given_up}")
     elif v.argument:
         _child(case, "system-out", "", v.argument)
 
@@ -107,7 +107,7 @@ def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
             warnings = o.report.warnings if o.asked == "verify" else ()
             lines += [_annotation(o, f"{name}: {f.name}", f"{f.subject}: {in_words(f)}", "warning") for f in warnings]
-            lines += [_annotation(o, configs.OFF, str(f), LEVELS[f.severity]) for f in configs.off(o.report)]
+            lines += [_annotation(o, law_table.OFF, str(f), LEVELS[f.severity]) for f in law_table.off(o.report)]
     return "\n".join([*lines, summary(outcomes)])
 
 

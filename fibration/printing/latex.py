@@ -39,16 +39,13 @@ from fibration.language.penalties import Penalty
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, rewrite
+from fibration.printing.mathml import GREEK
 from fibration.printing.text import has_crossings, joint, moebius
 
 _READINGS = {
     "residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m", "channel_sign": r"\varsigma",
     "pull": r"\varphi", "reward": r"\mathrm{reward}",
 }  # fmt: skip
-_GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega".split()
-)
 # For operators with a sign: their strength, and the least strength of each operand that needs no parentheses.
 _STRENGTHS = {
     "+": (1, 1, 1), "-": (1, 1, 2), "*": (2, 2, 2), "/": (2, 0, 0), "**": (3, 4, 0), "neg": (1, 2),
@@ -58,15 +55,20 @@ _STRENGTHS = {
 
 def latex(hierarchy: Hierarchy) -> str:
     """Returns an `align*` environment (amsmath): strata, kernels, masses, decomposition, gates, recovery, objective."""
-    return f"\\begin{{align*}}\n% {hierarchy.name}\n{_lines(hierarchy)}\n\\end{{align*}}"
+    return f"\\begin{{align*}}\n% {hierarchy.name}\n{_joined(hierarchy)}\n\\end{{align*}}"
 
 
 def displayed(hierarchy: Hierarchy) -> str:
-    """Returns the same lines between `$$`, for MathJax and KaTeX in notebooks and Markdown."""
-    return f"$$\n\\begin{{aligned}}\n{_lines(hierarchy)}\n\\end{{aligned}}\n$$"
+    """Returns the same rows between `$$`, for MathJax and KaTeX."""
+    return f"$$\n\\begin{{aligned}}\n{_joined(hierarchy)}\n\\end{{aligned}}\n$$"
 
 
-def _lines(h: Hierarchy) -> str:
+def _joined(hierarchy: Hierarchy) -> str:
+    return " \\\\\n".join(rows_of(hierarchy))
+
+
+def rows_of(h: Hierarchy) -> list[str]:
+    """Returns the formulas of a hierarchy, each a row of LaTeX with a `&` where it is aligned."""
     two = len(h.decomposition.channels) > 1
     rows = [f"&{_strata(h)}"]
     rows += [rf"K({_name(f.source)} \mid {_name(f.target)}) &= {tex(f.weight)}" for f in h.fibrations]
@@ -84,8 +86,7 @@ def _lines(h: Hierarchy) -> str:
         if pull in atoms(h.gates[s].expression):
             rows.append(rf"&\qquad\text{{with }} {_atom(pull)} = {tex(h.pull(s))}")
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
-    rows += _objective(h)
-    return " \\\\\n".join(rows)
+    return [*rows, *_objective(h)]
 
 
 def _channels(gate: Gate) -> list[tuple[str, Gate]]:
@@ -285,7 +286,7 @@ def _name(stratum: object) -> str:
 def _symbol(name: str) -> str:
     """Returns `C_prompt_group` as C with the subscript prompt_group, and `epsilon` as the Greek letter."""
     head, _, tail = name.partition("_")
-    word = rf"\{head}" if head in _GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
+    word = rf"\{head}" if head in GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
     return word + (rf"_{{\mathrm{{{_escape(tail)}}}}}" if tail else "")
 
 

@@ -1,13 +1,16 @@
-"""The marks of verdicts, and the table of the laws that hierarchies obey or give up."""
+"""The marks and rows of verdicts, facts and findings, and the table of the laws that hierarchies obey or give up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rich.table import Table
 
 from fibration import laws
+from fibration.configs.findings import NOTE, ConfigReport, Finding, Severity
+from fibration.configs.options import TrainerLoss
 from fibration.escaping import markdown_text, plain_line
 from fibration.language.report import WARNING, Fact, Report, Verdict
 
@@ -35,6 +38,8 @@ SEVERITIES: Mapping[str, Kind] = {
     "warning": WARNS,
     "note": KINDS["given up"]._replace(word="note"),
 }
+OFF = "what is off in this config"
+BESIDE = "what is done around these losses"  # in a comparison
 # In the table, † points at the note with the reason, and a law may have no verdict.
 MARKS: Mapping[str, Kind] = {
     **KINDS,
@@ -43,6 +48,50 @@ MARKS: Mapping[str, Kind] = {
     "does not apply": Kind("·", "does not apply", "dim"),
     "not asked": Kind("○", "not asked, since it rests on a law that fails", "dim"),
 }
+
+
+class Row(NamedTuple):
+    """A line of a report, in text and in HTML: a look, the name of a law or a fact, and what is said of its subject.
+
+    `said`: sentences by their titles. `action`: a title, and what to write. `is_value`: whether `value` is that of a
+    fact, which stands out, and no reason.
+    """
+
+    shown: Kind
+    name: str
+    subject: str = ""
+    value: str = ""
+    because: str = ""
+    said: Mapping[str, str] = MappingProxyType({})
+    action: tuple[str, str] = ("", "")
+    is_value: bool = False
+
+
+def finding_rows(findings: Iterable[Finding]) -> Iterator[Row]:
+    """Yields a row for each thing that is off in a config."""
+    for f in findings:
+        laws = f"({', '.join(f.laws)})" if f.laws else ""
+        yield Row(SEVERITIES[f.severity], "config", value=f.sentence, because=laws, action=("write", f.change))
+
+
+def verdict_rows(report: Report, verdicts: Iterable[Verdict]) -> Iterator[Row]:
+    """Yields a row for each verdict: its argument, the reason for giving it up, or why it fails and the fix."""
+    for v in verdicts:
+        grade = severity(report, v)
+        shown = SEVERITIES[grade] if grade else kind(report, v)
+        if v.accepted:
+            reason = v.given_up if grade else f"given up: {v.given_up}"
+            yield Row(shown, v.law, v.subject, v.argument if v.status == "proved" else reason)
+        else:
+            said = explanation(report, v)
+            yield Row(shown, v.law, v.subject, said=said, action=("fix", said.pop("fix", "")))
+
+
+def fact_rows(facts: Iterable[Fact]) -> Iterator[Row]:
+    """Yields a row for each fact. The whole hierarchy is no subject to name."""
+    for f in facts:
+        subject = f.subject.removesuffix("hierarchy").removesuffix(": ")  # of several hierarchies: `grpo: hierarchy`
+        yield Row(mark_of(f), f.name, subject, f.value, f.argument, is_value=True)
 
 
 def columns(narrow: int) -> Table:
@@ -130,6 +179,45 @@ def legend(reports: Sequence[Report]) -> list[Kind]:
     """Returns the marks that occur, in the order of `MARKS`."""
     seen = {m.word for r in reports for m in marks(r)}
     return [m for m in MARKS.values() if m.word in seen]
+
+
+# ---------------------------------------------------------------- configs of trainers
+
+
+def title(trainer: str) -> str:
+    """Returns the heading above what a trainer does around a loss, or what is said of one without a trainer."""
+    return f"what {trainer} does around this loss" if trainer else "how this loss was read"
+
+
+def off(report: Report) -> tuple[Finding, ...]:
+    """Returns what is off in a config, the gravest first; nothing for a loss that no config declares."""
+    return report.off if isinstance(report, ConfigReport) else ()
+
+
+def severity(report: Report, verdict: Verdict) -> Severity | None:
+    """Returns how grave a law is that the loss of a config breaks; None for any other verdict."""
+    if verdict.accepted and verdict.status != "proved":
+        return next((f.severity for f in off(report) if f.laws and f.sentence == verdict.given_up), None)
+    return None
+
+
+def without_law_notes(loss: TrainerLoss) -> tuple[Finding, ...]:
+    """Returns the findings for a command that proves nothing: all but notes on laws, which the hierarchy has."""
+    return tuple(finding for finding in loss.findings if finding.severity != NOTE or not finding.laws)
+
+
+def lines(heading: str, findings: Sequence[Finding], of: str = "", say_off: bool = True) -> Iterator[str]:
+    """Yields headings, and findings that begin with blanks, the gravest first.
+
+    `of`: the config, which headings name if there are several. `say_off`: False where a table has what is off.
+    """
+    of = f"{of}: " if of else ""
+    if said := [str(finding) for finding in findings if finding.is_off and say_off]:
+        yield f"{of}{OFF}"
+        yield from (f"  {sentence}" for sentence in said)
+    if said := [finding.sentence for finding in findings if not finding.is_off]:
+        yield f"{of}{heading}"
+        yield from (f"  {sentence}" for sentence in said)
 
 
 # ---------------------------------------------------------------- Markdown

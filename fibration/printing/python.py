@@ -18,9 +18,8 @@ from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import Policy
 from fibration.language.registry import CONSTRUCTORS, Written
-from fibration.printing.formulas import Formulas, number, with_strata
+from fibration.printing.formulas import STANDARD, Formulas, Object, Variables, number, with_strata
 from fibration.printing.layout import WIDTH, assignment, call, laid, quoted
-from fibration.printing.variables import STANDARD, Object, Variables
 
 # Writes a formula that is an argument. The text is its variable if the formula is too long to be an argument.
 Argument = Callable[[Expression, str], str]

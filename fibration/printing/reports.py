@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,10 +21,9 @@ from fibration.language.apart import each
 from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
-from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
+from fibration.language.report import BUDGET, Fact, Report
 from fibration.laws.budget import Budget
-from fibration.printing import configs
-from fibration.printing.law_table import KINDS, SEVERITIES, Kind, columns, explanation, kind, mark_of, outcome_of, tally
+from fibration.printing import law_table
 
 T = TypeVar("T")
 LIFTED = (
@@ -167,24 +166,31 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def heading(report: Report, width: int = 0) -> Text:
     """Returns the hierarchy's name, the outcome, and the numbers of laws and of warnings. A comparison has none."""
-    counted = "" if [v.law for v in report.verdicts] == ["equivalent"] else f"  {tally(report)}"
-    return Text.assemble((report.hierarchy.name.ljust(width), "bold"), "  ", outcome_of(report), counted)
+    counted = "" if [v.law for v in report.verdicts] == ["equivalent"] else f"  {law_table.tally(report)}"
+    return Text.assemble((report.hierarchy.name.ljust(width), "bold"), "  ", law_table.outcome_of(report), counted)
 
 
 def table(report: Report) -> RenderableType:
     """Returns every verdict with its argument, then the facts. Long lines wrap inside their column, uncut."""
-    return Group(heading(report), _rows(report, report.verdicts, report.facts, off=configs.off(report)))
+    rows = [*law_table.finding_rows(law_table.off(report)), *law_table.verdict_rows(report, report.verdicts)]
+    return Group(heading(report), _rows([*rows, *law_table.fact_rows(report.facts)]))
 
 
 def warned(report: Report) -> RenderableType:
     """Returns the heading, and warnings."""
-    return Group(heading(report), _rows(report, (), report.warnings))
+    return Group(heading(report), _rows(law_table.fact_rows(report.warnings)))
 
 
 def short(report: Report) -> RenderableType:
     """Returns what is off in a config, what fails, what is given up, warnings, and the facts to act on."""
-    rows = _rows(report, report.causes, report.noted, report.given_up, configs.off(report))
-    return Group(heading(report), rows, Text("  --all lists every law and every fact", "dim"))
+    rows = [*law_table.finding_rows(law_table.off(report)), *law_table.verdict_rows(report, report.causes)]
+    for reason, laws in report.given_up.items():
+        first = laws[0]
+        for law, _, of in (name.partition(" of ") for name in laws):
+            why = reason if law == first.partition(" of ")[0] else f"as {first}"
+            rows.append(law_table.Row(law_table.KINDS["given up"], law, of, why))
+    rows += law_table.fact_rows(report.noted)
+    return Group(heading(report), _rows(rows), Text("  --all lists every law and every fact", "dim"))
 
 
 def compact(reports: Sequence[Report]) -> RenderableType:
@@ -193,7 +199,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
     parts: list[RenderableType] = []
     about: dict[str, dict[str, Fact]] = {}
     for r in reports:
-        parts += [heading(r, width), _rows(r, r.causes, ())]
+        parts += [heading(r, width), _rows(law_table.verdict_rows(r, r.causes))]
         for fact in r.warnings:
             about.setdefault(fact.name, {}).setdefault(r.hierarchy.name, fact)
     facts = []
@@ -201,7 +207,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
         (name, first), *others = found.items()
         such = f", such as {name}" if any(fact != first for _, fact in others) else ""
         facts.append(replace(first, subject=f"{', '.join(found)}{such}: {first.subject}"))
-    return Group(*parts, _rows(reports[0], (), facts), Text("--all lists every law and every fact of each", "dim"))
+    return Group(*parts, _rows(law_table.fact_rows(facts)), Text("--all lists every law and every fact of each", "dim"))
 
 
 def _compared(outcome: Outcome) -> RenderableType:
@@ -213,65 +219,35 @@ def _compared(outcome: Outcome) -> RenderableType:
     return Group(heading(outcome.report), parts) if parts else table(outcome.report)
 
 
-Row = tuple[Kind, str, Text, tuple[str, str]]  # a look, a name, what is said, and the title and text of what to write
-
-
-def _rows(
-    report: Report,
-    verdicts: Sequence[Verdict],
-    facts: Sequence[Fact],
-    given_up: Mapping[str, Sequence[str]] = {},
-    off: Sequence[Finding] = (),
-) -> RenderableType:
+def _rows(rows: Iterable[law_table.Row]) -> RenderableType:
     """Returns a table, in which what to write is a line of its own, however wide it is, so that it can be pasted."""
-    rows: list[Row] = []
-    for finding in off:
-        text = Text(finding.sentence).append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
-        rows.append((SEVERITIES[finding.severity], "config", text, ("write: ", finding.change)))
-    for v in verdicts:
-        shown = kind(report, v)
-        if grade := configs.severity(report, v):
-            shown = SEVERITIES[grade]
-        if shown is not KINDS["follows"]:  # its cause has a line for it
-            rows.append((shown, v.law, _explained(report, v), ("fix: ", "" if v.accepted else v.remedy)))
-    for reason, laws in given_up.items():
-        shown, first = KINDS["given up"], laws[0]
-        for law, _, of in (name.partition(" of ") for name in laws):
-            why = reason if law == first.partition(" of ")[0] else f"as {first}"
-            rows.append((shown, law, Text(f"{of}: {why}" if of else why), ("", "")))
-    for f in facts:
-        shown = mark_of(f)
-        because = (f"\n{f.argument}", "") if f.level == WARNING else (f" ({f.argument})" * bool(f.argument), "dim")
-        about = f"{f.subject}: ".removesuffix("hierarchy: ")
-        value = Text.assemble(about, (f.value, "bold"), because)
-        rows.append((shown, f.name, value, ("", "")))
-    widths = [max((len(text) for text in column), default=0) for column in zip(*_heads(rows), strict=True)]
+    follows = law_table.KINDS["follows"]  # the cause of a failure has a line for it
+    shown = [row for row in rows if row.shown is not follows]
+    heads = [(f"{row.shown.sign} {row.shown.word}", row.name) for row in shown]
+    widths = [max((len(text) for text in column), default=0) for column in zip(*heads, strict=True)]
     parts: list[RenderableType] = []
-    for (shown, _, value, (title, fix)), heads in zip(rows, _heads(rows), strict=True):
-        grid = columns(3)
-        sign, name = (text.ljust(width) for text, width in zip(heads, widths, strict=True))
-        grid.add_row("", Text(sign, shown.style), Text(name), value)
+    for row, head in zip(shown, heads, strict=True):
+        grid = law_table.columns(3)
+        sign, name = (text.ljust(width) for text, width in zip(head, widths, strict=True))
+        grid.add_row("", Text(sign, row.shown.style), Text(name), _said(row))
         parts.append(grid)
-        if fix:
-            parts.append(Text.assemble(" " * 6, (title, "bold"), fix, no_wrap=True, overflow="ignore"))
+        title, change = row.action
+        if change:
+            parts.append(Text.assemble(" " * 6, (f"{title}: ", "bold"), change, no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 
-def _heads(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    return [(f"{shown.sign} {shown.word}", name) for shown, name, *_ in rows]
-
-
-def _explained(report: Report, verdict: Verdict) -> Text:
-    result = Text.assemble((verdict.subject, "bold" if not verdict.accepted else ""))
-    if verdict.accepted:
-        why = verdict.argument
-        if verdict.status != "proved":
-            why = f"{'' if configs.severity(report, verdict) else 'given up: '}{verdict.given_up}"
-        return result.append(f": {why}" if why else "")
-    for title, value in explanation(report, verdict).items():
-        if title != "fix":  # which has a line of its own
-            result.append(f"\n{title}: ", "bold").append(value)
-    return result
+def _said(row: law_table.Row) -> Text:
+    text = Text(row.subject, "bold" if row.said else "")
+    if row.value:
+        text.append(": " * bool(row.subject)).append(row.value, "bold" if row.is_value else "")
+    if row.because and row.is_value and row.shown is law_table.WARNS:
+        text.append(f"\n{row.because}")
+    elif row.because:
+        text.append(f" ({row.because})" if row.is_value else f" {row.because}", "dim")
+    for title, sentence in row.said.items():
+        text.append(f"\n{title}: ", "bold").append(sentence)
+    return text
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -308,15 +284,15 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
         parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
         for o in outcomes:
             many = len(reports) > 1  # `short` prints what is off in a config, `compact` does not
-            parts += map(_line, configs.lines(configs.title(o.trainer), o.findings, o.source if many else "", many))
+            parts += map(_line, law_table.lines(law_table.title(o.trainer), o.findings, o.source if many else "", many))
         parts += [Text()]
     return Group(*parts, Text(summary(outcomes)))
 
 
 def trainer_lines(outcome: Outcome, say_off: bool = True) -> list[str]:
     """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
-    heading = configs.BESIDE if outcome.asked == "compare" else configs.title(outcome.trainer)
-    return list(configs.lines(heading, outcome.findings, say_off=say_off))
+    heading = law_table.BESIDE if outcome.asked == "compare" else law_table.title(outcome.trainer)
+    return list(law_table.lines(heading, outcome.findings, say_off=say_off))
 
 
 def _line(line: str) -> RenderableType:

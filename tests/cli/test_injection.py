@@ -115,6 +115,7 @@ def test_no_text_from_outside_gets_out_of_a_report(form: str, files: Path) -> No
         ["audit", f"{NASTY}.py:loss"],
         *(["show", "reason.json", "-f", form] for form in ("text", "python", "mermaid", "latex", "json")),
         ["compile", "reason.json", "-b", "torch"],
+        ["report", "reason.json", "option.yaml", f"{NASTY}.py", "-o", "-"],
         ["show", "spec.py"],
         ["audit", "function.py:broken"],
         ["audit", f"function.py:{NASTY}"],

@@ -19,8 +19,7 @@ from support import operator
 import fibration
 from fibration import Fibration, Hierarchy, Rollouts, count, uniform
 from fibration.errors import FibrationError
-from fibration.plotting.drifts import colours
-from fibration.plotting.hierarchy import apart, hierarchy
+from fibration.plotting.hierarchy import apart, colours, hierarchy
 from fibration.plotting.recorded_batch import ratios, regimes, weights
 from fibration.rollouts import replay
 from fibration.rollouts.replay import MOST, Gated, build_index, disagreement, gate, parts

@@ -27,10 +27,9 @@ from fibration.cli.main import app
 from fibration.compiler.interpret import interpret
 from fibration.errors import HierarchyIndexError
 from fibration.plotting.canvas import DPI, INK, character
-from fibration.plotting.drifts import colours, net
-from fibration.plotting.drifts import drift as drift_of
 from fibration.plotting.gate_curve import sections
-from fibration.plotting.hierarchy import hierarchy, wrapped
+from fibration.plotting.hierarchy import colours, hierarchy, net, wrapped
+from fibration.plotting.hierarchy import drift as drift_of
 from fibration.plotting.recorded_batch import ratios, regimes
 from fibration.printing.regimes import REGIMES
 from fibration.rollouts import replay as recorded_module

@@ -29,7 +29,6 @@ FORMATS = ("png", "svg")
 class Kind:
     """One figure: what it shows, the module that draws it, and the parameters of the paper's caption."""
 
-    label: str
     shows: str
     module: ModuleType
     paper: Mapping[str, Any]
@@ -37,19 +36,16 @@ class Kind:
 
 FIGURES: Mapping[str, Kind] = {
     "gates": Kind(
-        "fig:fiber_weight",
         "every gate along its residual, and what both sign channels add together",
         gates,
         {"C_trajectory": {"+": 0.20, "-": 0.10}, "k": 2.0},
     ),
     "regimes": Kind(
-        "fig:fiberpo_regime_map",
         "regimes over all ratios of a trajectory of 3 tokens",
         regimes,
         {"C_trajectory": {"+": 0.15, "-": 0.09}, "epsilon": 0.025, "k": 3.0},
     ),
     "objective": Kind(
-        "fig:fiberpo_objective",
         "per-token and total objective while the policy drifts",
         objective,
         {"C_trajectory": {"+": 0.12, "-": 0.05}, "epsilon": 0.04, "k": 32.0},
