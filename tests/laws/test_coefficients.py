@@ -21,7 +21,33 @@ from hierarchies.every import FAMILIES
 from support import Batch, spec
 from thorough import some
 
-from fibration import SpecError, absolute, clip, maximum, minimum, residual, sqrt, where
+from fibration import (
+    SpecError,
+    absolute,
+    after,
+    before,
+    clip,
+    count,
+    deviation,
+    largest,
+    log_prob,
+    maximum,
+    mean,
+    minimum,
+    policies,
+    position,
+    quantile,
+    residual,
+    sqrt,
+    strata,
+    token_log_ratio,
+    token_mean,
+    total,
+    where,
+)
+from fibration import (
+    some as any_of,
+)
 from fibration.language.exact import NoValue
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point
@@ -63,6 +89,21 @@ def test_exact_points_equal_the_definition(family, seed):
         pytest.skip("effects by least squares are not evaluated")
     compared = [agrees(h, batch) for batch in Batches(h, random.Random(seed), 8).several(4)]
     assert any(compared) or family == "anything"
+
+
+def test_every_statistic_and_order_equal_the_definition():
+    (current, old), (token, trajectory, batch) = policies("current old"), strata("token trajectory batch")
+    read, part = log_prob(old), 0.3
+    objective = token_mean()
+    for formula in (
+        quantile(read, part, over=trajectory), quantile(token_log_ratio, 1, over=batch), largest(-read, over=trajectory),
+        mean(log_prob(current), over=batch), total(read * read, over=trajectory), where(any_of(read > -1, over=batch), 3, 2),
+        before(read, over=trajectory), before(read, over=trajectory, discount=part), after(read, over=batch, discount=part),
+        position(over=trajectory), deviation(read, over=batch), count(token, over=trajectory),
+    ):  # fmt: skip
+        objective = objective.weigh(formula)
+    h = one(residual).replace(objective=objective, rows=trajectory)
+    assert all(agrees(h, batch) for batch in Batches(h, random.Random(1), 8).several(6) if batch.size > 1)
 
 
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
