@@ -308,9 +308,6 @@ def test_signs_and_words_are_all_different() -> None:
 TWO = GOOD + "\nother = good.replace(name='other')\n"
 EVIL = {**load("ppo").model_dump(mode="json"), "gates": {"token": "__import__('os').system('touch pwned')"}}
 UNUSABLE = {
-    "nothing.py": (None, "there is no such file"),
-    "nothing.json": (None, "there is no such file"),
-    "neither": (None, "neither a file nor a shipped name"),
     "broken.py": ("1 +\n", "SyntaxError"),
     "raises.py": ("x = 1\n1 / 0\n", "ZeroDivisionError: division by zero (line 2)"),
     "exits.py": ("import sys; sys.exit(0)\n", "does not import"),
@@ -331,8 +328,7 @@ def test_unusable_input_exits_with_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     content, expected = UNUSABLE[name]
-    if content is not None:
-        Path(name).write_text(content)
+    Path(name).write_text(content)
     code, output = invoke(*command, name)
     assert code == 2
     assert output.startswith("error: ")
@@ -352,12 +348,6 @@ def test_a_file_with_several_needs_a_name(tmp_path: Path) -> None:
     code, output = invoke("verify", file)
     assert code == 0
     assert "2 of 2 hierarchies verified" in output
-
-
-def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
-    code, output = invoke("verify", tmp_path)
-    assert code == 2
-    assert "holds no spec" in output
 
 
 @pytest.mark.sampled

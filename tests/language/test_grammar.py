@@ -243,10 +243,3 @@ def test_gates_print_as_written_and_read_back(made):
 def test_per_scales_argument_and_result():
     assert Gate(residual**2 + C).per(4).expression == 4 * ((residual / 4) ** 2 + C)
     assert repr(clip_gate(epsilon).per(4)) == "clip_gate(epsilon).per(4)"
-
-
-@pytest.mark.parametrize(
-    "text", ["clip_gate(epsilon)", "aggregate_gate(C, rollback=2)", "identity_gate()", "zero_gate()"]
-)
-def test_calls_print_as_they_were_written(text):
-    assert repr(construct(Gate, text, NAMES, "a gate")) == text

@@ -128,18 +128,6 @@ def test_coefficients_are_those_of_the_formula(levels, kind):
         assert np.allclose(found[inward], (expected(batch, (), kind))[inward], rtol=1e-13)
 
 
-@pytest.mark.parametrize("name", ["attenuated_trajectory", "attenuated_group", "attenuated_domain"])
-def test_a_shipped_loss_is_the_family_on_one_level(name):
-    h = spec(name)
-    (level,) = (s for s in LEVELS if name == f"attenuated_{str(s).removeprefix('prompt_')}")
-    batch = batch_of(1, [level])
-    op = operator(h)
-    ours = Batch(**{**vars(batch), "parameters": {k.replace("_domain", ""): v for k, v in batch.parameters.items()}})
-    found, _ = computed(op, packed(op, ours), ours)
-    wanted = expected(batch, [level], "soft")
-    assert np.abs(found - wanted).max() <= 1e-13 * np.abs(wanted).max()
-
-
 def test_what_an_answer_loses_goes_to_no_other():
     """The eight answers of `test_levels_of_a_tower.py`: the others keep their pull."""
     rewards = np.array([1.0] + 7 * [0.0])

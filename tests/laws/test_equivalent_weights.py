@@ -69,13 +69,6 @@ def test_different_losses_are_refuted_by_a_batch(name):
     shows(found.counterexample, p)
 
 
-@pytest.mark.parametrize("name", some(DIFFERENT, 3))
-def test_different_losses_are_never_proved_the_same(name):
-    """The proof alone is tried, also for pairs whose difference the search did not find at first."""
-    p = DIFFERENT[name]
-    assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
-
-
 @pytest.mark.thorough
 def test_a_mean_on_a_tree_is_the_total_divided_by_the_tokens_of_all_leaves():
     n, share = count(text, over=trajectory) + count(image, over=trajectory), total(rho, over=trajectory)

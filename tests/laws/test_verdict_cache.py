@@ -22,7 +22,6 @@ from thorough import some
 
 import fibration
 from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
-from fibration.cli.main import app
 from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
 from fibration.language.fingerprint import fingerprint
@@ -261,17 +260,6 @@ def test_reports_can_be_pickled_before_and_after_facts_are_read(place, monkeypat
     assert all(isinstance(r, Report) and r == first and str(r) == shown for r in copies)
     assert hash(read) == hash(first)
     assert read != BROKEN.verify()
-
-
-def test_the_command_line_prints_the_same_text_from_the_cache(place, decided, monkeypatch):
-    from typer.testing import CliRunner
-
-    said = [CliRunner().invoke(app, ["verify", "gspo"]).output]
-    forget(monkeypatch)
-    said.append(CliRunner().invoke(app, ["verify", "gspo"]).output)
-    assert decided == ["gspo"]
-    assert said[0] == said[1]
-    assert "gspo" in said[0]
 
 
 # ---------------------------------------------------------------- what a verdict is of
