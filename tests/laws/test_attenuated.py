@@ -69,6 +69,7 @@ def subjects(levels, kind):
     return [f"weight {w}" for w in attenuated(levels, kind).objective.weighed]
 
 
+@pytest.mark.thorough
 def test_a_weight_that_does_not_tend_to_1_is_refused():
     report = attenuated(LEVELS[:1], drift=lambda s: 1 + mean(SIZE, over=s)).verify()
     assert {v.law for v in report.failures} == {"agreement"}
@@ -112,6 +113,7 @@ def expected(batch, levels, kind):
     return np.array(found)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("levels", [LEVELS[:1], LEVELS[1:2], LEVELS[2:], LEVELS[:2], LEVELS])
 def test_coefficients_are_those_of_the_formula(levels, kind):

@@ -77,6 +77,7 @@ FINE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FINE)
 def test_a_weight_that_reads_earlier_tokens_is_proved(name):
     found = verdicts(FINE[name], groups=[prompt_group])

@@ -147,6 +147,7 @@ def test_what_two_elements_of_a_warning_count_is_what_a_batch_of_them_has():
             assert sum(world.mu(k) for k in range(rows[0])) * 2 == Fraction(counted)
 
 
+@pytest.mark.thorough
 def test_leaves_of_several_kinds_are_counted_together():
     for build in (tree, deep_tree):
         h = build({})

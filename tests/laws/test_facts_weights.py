@@ -143,6 +143,7 @@ def test_the_fact_normaliser_lists_the_counts_of_the_whole_batch():
     assert needs(both) == f"count(token, over=batch); {mean(rho, over=batch)}; {top}"
 
 
+@pytest.mark.thorough
 def test_statistics_over_strata_that_cross_the_rows_need_the_whole_batch():
     """An expert has tokens of several rows, as a domain has. A statistic of one row needs that row alone."""
     crossed = make(

@@ -132,6 +132,7 @@ def test_penalties_and_advantages_with_order_functions_need_a_value():
         assert {v.status for v in found} <= {"proved", "refuted"} and len(found) > 1
 
 
+@pytest.mark.thorough
 def test_facts_of_a_gate_that_reads_order_say_what_is_certified():
     quiet = Gate(clip(residual, -epsilon * (1 + position(over=trajectory)), epsilon * (1 + position(over=trajectory))))
     report = one(gate=quiet, split=log_ratio()).verify()

@@ -269,6 +269,7 @@ def test_ratios_that_fall_as_a_log_ratio_rises_are_not_certified_as_none():
     assert said_of(-minimum(x, high), down) == UNKNOWN  # they rise, by two changes of sign
 
 
+@pytest.mark.thorough
 def test_a_recovery_may_fall_where_no_token_lies():
     """The means of a trajectory lie between the densities of its tokens, where `R(F(r)) = r` says nothing of R."""
     y = T * gated("")
