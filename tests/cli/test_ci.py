@@ -97,7 +97,6 @@ def test_an_empty_folder_is_accepted_with_if_any(tmp_path: Path) -> None:
     assert verify(tmp_path, "--if-any")[0] == 0
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_takes_files_without_a_hierarchy(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(GOOD)
@@ -107,6 +106,8 @@ def test_every_format_takes_files_without_a_hierarchy(form: str, tmp_path: Path)
     assert code == 0
     assert output.startswith(f"1 of 1 hierarchy verified; no hierarchy in: {tmp_path / 'helper.py'}; report in ")
     text = file.read_text()
+    assert text.endswith("\n") and "\x1b" not in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "helper.py", "report"]
     if form == "json":
         assert [r["hierarchy"] for r in json.loads(text)] == ["ppo"]
     if form == "junit":

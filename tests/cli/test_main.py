@@ -17,7 +17,6 @@ from support import invoke
 
 import fibration
 from fibration import load
-from fibration.printing.formats import FORMATS
 from fibration.printing.law_table import KINDS
 
 GOOD = """
@@ -251,17 +250,6 @@ def test_github_commands_are_escaped(specs: Path) -> None:
         assert "%0A  required: " in message
     assert "title=wrong%3A reflecting::" in output
     assert output.splitlines()[-1].startswith("1 of 2 hierarchies verified")
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_report_is_written_to_a_file(form: str, tmp_path: Path) -> None:
-    file = tmp_path / "report"
-    code, output = invoke("verify", "ppo", "--format", form, "--output", file)
-    assert code == 0
-    assert output == f"1 of 1 hierarchy verified; report in {file}\n"
-    assert file.read_text().endswith("\n")
-    assert "\x1b" not in file.read_text()
-    assert [p.name for p in tmp_path.iterdir()] == ["report"]
 
 
 HEAVY = set("matplotlib mpmath networkx numpy pydantic rich sympy torch yaml".split())
