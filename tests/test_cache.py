@@ -28,14 +28,14 @@ def home(tmp_path, monkeypatch):
 
 def written(text="ours"):
     """The text in the entry `key`. A missing entry is made with `text`."""
-    return (cache.entry("key", lambda folder: (folder / "file").write_text(text) and None) / "file").read_text()
+    return (cache.entry("key", lambda folder: (folder / cache.NOTE).write_text(text) and None) / cache.NOTE).read_text()
 
 
 def planted(home):
     """The entry, with changed contents and the digest that fits them."""
     assert written() == "ours"
     entry = home / "key"
-    (entry / "file").write_text("theirs")
+    (entry / cache.NOTE).write_text("theirs")
     (entry / cache.DIGEST).write_text(cache._digest(entry))
     return entry
 
@@ -55,10 +55,10 @@ WAYS = {
     "the entry is everybody's": (lambda e, patch: e.chmod(0o777), "key' can be written by everybody"),
     "the entry is somebody's": (lambda e, patch: given_away(e, patch), "belongs to another user"),
     "the entry is a link": (lambda e, patch: linked(e), "key' is a link"),
-    "the file is everybody's": (lambda e, patch: (e / "file").chmod(0o666), "file' can be written by everybody"),
-    "the file is a group's": (lambda e, patch: a_groups(e / "file", 0o664, patch), "can be written by the group"),
-    "the file is somebody's": (lambda e, patch: given_away(e / "file", patch), "belongs to another user"),
-    "the file is a link": (lambda e, patch: linked(e / "file"), "file' is a link"),
+    "the file is everybody's": (lambda e, patch: (e / cache.NOTE).chmod(0o666), "note.json' can be written by everybody"),
+    "the file is a group's": (lambda e, patch: a_groups(e / cache.NOTE, 0o664, patch), "can be written by the group"),
+    "the file is somebody's": (lambda e, patch: given_away(e / cache.NOTE, patch), "belongs to another user"),
+    "the file is a link": (lambda e, patch: linked(e / cache.NOTE), "note.json' is a link"),
     "the digest is everybody's": (lambda e, patch: (e / cache.DIGEST).chmod(0o666), "can be written by everybody"),
 }
 
@@ -76,11 +76,37 @@ def test_a_cache_that_others_could_write_is_refused(way, home, monkeypatch):
     assert ("chmod go-w" in str(error.value)) == mode_is_ours
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_note_that_others_could_write_is_neither_read_nor_written(way, home, monkeypatch):
+    cache.keep("key", "ours")
+    assert cache.recall("key") == "ours"
+    WAYS[way][0](home / cache.NOTES / "key", monkeypatch)
+    assert cache.recall("key") is None
+    cache.keep("other", "ours")
+    assert (cache.recall("other") is None) == way.startswith(("the folder", "what it lies in"))
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_symbolic_link_is_as_safe_as_the_folders_on_its_path(safe, tmp_path, monkeypatch):
+    for name in ("middle", "real"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "middle" / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "link").symlink_to("middle/link")
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "link" / "cache"))
+    planted(tmp_path / "link" / "cache")
+    if safe:
+        assert written() == "theirs"
+        return
+    (tmp_path / "middle").chmod(0o777)
+    with pytest.raises(BackendError, match="middle' can be written by everybody"):
+        written()
+
+
 def test_an_entry_of_this_user_with_the_right_digest_is_used(home):
     """Digests protect against accidents alone: a process of this user can write digests too."""
     planted(home)
     assert written() == "theirs"
-    (home / "key" / "file").write_text("damaged")
+    (home / "key" / cache.NOTE).write_text("damaged")
     assert written() == "ours"
 
 
@@ -107,16 +133,50 @@ def test_an_entry_with_a_damaged_digest_is_built_again(way, home):
     assert {p.name for p in home.iterdir()} == {"key"}
 
 
-def test_a_damaged_note_is_no_note(home):
-    cache.keep("deep", 1)
-    assert cache.recall("deep") == 1
-    note = home / cache.NOTES / "deep" / cache.NOTE
-    note.write_text("[" * 100_000)
-    (note.with_name(cache.DIGEST)).write_text(cache._digest(note.parent))
-    assert cache.recall("deep") is None
-    note.unlink()
-    os.mkfifo(note)
-    assert cache.recall("deep") is None
+DAMAGE = {
+    "deep": lambda note: note.write_text("[" * 100_000),
+    "cut short": lambda note: note.write_bytes(note.read_bytes()[:-4]),
+    "empty": lambda note: note.write_bytes(b""),
+    "another letter": lambda note: note.write_text('"0urs"'),
+    "no text": lambda note: note.write_bytes(b"\xff\xfe\x00"),
+    "a folder": lambda note: (note.unlink(), note.mkdir()),
+    "a FIFO": lambda note: (note.unlink(), os.mkfifo(note)),
+    "no digest": lambda note: note.with_name(cache.DIGEST).unlink(),
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+def test_a_damaged_note_is_no_note(harm, home):
+    cache.keep("key", "ours")
+    note = home / cache.NOTES / "key" / cache.NOTE
+    DAMAGE[harm](note)
+    if harm == "deep":  # by a process of this user, which can write digests too
+        note.with_name(cache.DIGEST).write_text(cache._digest(note.parent))
+    assert cache.recall("key") is None
+    if harm != "deep":
+        cache.keep("key", "anew")
+        assert cache.recall("key") == "anew"
+
+
+def no_space(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+CANNOT = {
+    "no room to begin": lambda patch: patch.setattr(cache.tempfile, "mkdtemp", no_space),
+    "no room": lambda patch: patch.setattr(cache, "_digest", no_space),
+    "no rename": lambda patch: patch.setattr(os, "rename", no_space),
+    "no home": lambda patch: patch.setenv("FIBRATION_CACHE", "~nobody-of-this-name/cache"),
+    "no name": lambda patch: patch.setattr(cache, "folder", lambda: Path("a\0b")),
+}
+
+
+@pytest.mark.parametrize("way", CANNOT)
+def test_a_cache_that_cannot_be_used_has_no_notes_and_raises_no_error(way, home, monkeypatch):
+    CANNOT[way](monkeypatch)
+    cache.keep("key", 1)
+    assert cache.recall("key") is None
+    assert not list(home.rglob("*.*"))
 
 
 BUILDER = """
@@ -193,7 +253,7 @@ def test_a_group_of_this_user_alone_may_write(which, home, monkeypatch):
     change, fine = GROUPS[which]
     who = SimpleNamespace(**ALICE | change)
     real = os.lstat(home)
-    for path in (home, entry, entry / "file"):
+    for path in (home, entry, entry / cache.NOTE):
         path.chmod(0o775)
     user = SimpleNamespace(pw_uid=who.uid, pw_gid=real.st_gid + who.primary - 77, pw_name=who.name)
     group = grp.struct_group((who.group, "x", real.st_gid, who.members))
@@ -201,7 +261,7 @@ def test_a_group_of_this_user_alone_may_write(which, home, monkeypatch):
     monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
     if fine:
         assert written() == "theirs"
-        (entry / "file").chmod(0o666)
+        (entry / cache.NOTE).chmod(0o666)
     with pytest.raises(BackendError, match="everybody" if fine else f"the group {who.group}"):
         written()
 
@@ -225,6 +285,9 @@ def test_folders_above_the_home_are_not_checked(own, monkeypatch):
     own.parent.chmod(0o777)
     assert written() == "ours"
     assert (own / ".cache" / "fibration" / "key").is_dir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own / "chosen"))
+    assert written() == "ours"
+    assert (own / "chosen" / "fibration" / "key").is_dir()
 
 
 def read_only(own, monkeypatch):

@@ -17,7 +17,6 @@ from support import invoke
 
 import fibration
 from fibration import load
-from fibration.printing.formats import FORMATS
 from fibration.printing.law_table import KINDS
 
 GOOD = """
@@ -253,17 +252,6 @@ def test_github_commands_are_escaped(specs: Path) -> None:
     assert output.splitlines()[-1].startswith("1 of 2 hierarchies verified")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_report_is_written_to_a_file(form: str, tmp_path: Path) -> None:
-    file = tmp_path / "report"
-    code, output = invoke("verify", "ppo", "--format", form, "--output", file)
-    assert code == 0
-    assert output == f"1 of 1 hierarchy verified; report in {file}\n"
-    assert file.read_text().endswith("\n")
-    assert "\x1b" not in file.read_text()
-    assert [p.name for p in tmp_path.iterdir()] == ["report"]
-
-
 HEAVY = set("matplotlib mpmath networkx numpy pydantic rich sympy torch yaml".split())
 PROOFS, CACHED = "mpmath networkx pydantic rich sympy", "pydantic rich"
 LOADS = [("--version", ""), ("--help", ""), ("show grpo", CACHED), ("verify grpo", PROOFS), ("verify grpo", CACHED)]
@@ -308,9 +296,6 @@ def test_signs_and_words_are_all_different() -> None:
 TWO = GOOD + "\nother = good.replace(name='other')\n"
 EVIL = {**load("ppo").model_dump(mode="json"), "gates": {"token": "__import__('os').system('touch pwned')"}}
 UNUSABLE = {
-    "nothing.py": (None, "there is no such file"),
-    "nothing.json": (None, "there is no such file"),
-    "neither": (None, "neither a file nor a shipped name"),
     "broken.py": ("1 +\n", "SyntaxError"),
     "raises.py": ("x = 1\n1 / 0\n", "ZeroDivisionError: division by zero (line 2)"),
     "exits.py": ("import sys; sys.exit(0)\n", "does not import"),
@@ -331,8 +316,7 @@ def test_unusable_input_exits_with_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     content, expected = UNUSABLE[name]
-    if content is not None:
-        Path(name).write_text(content)
+    Path(name).write_text(content)
     code, output = invoke(*command, name)
     assert code == 2
     assert output.startswith("error: ")
@@ -352,12 +336,6 @@ def test_a_file_with_several_needs_a_name(tmp_path: Path) -> None:
     code, output = invoke("verify", file)
     assert code == 0
     assert "2 of 2 hierarchies verified" in output
-
-
-def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
-    code, output = invoke("verify", tmp_path)
-    assert code == 2
-    assert "holds no spec" in output
 
 
 @pytest.mark.sampled

@@ -383,12 +383,15 @@ class World:
             n: {place[i]: v for i, v in vs.items() if i in place} if n in on_tokens else vs
             for n, vs in b.attributes.items()
         }
+        rewards = {place[i]: v for i, v in b.rewards.items() if i in place} if b.rewards and b.by_token else b.rewards
         batch = Batch(
             [b.leaf[i] for i in tokens], {s: [v[i] for i in tokens] for s, v in b.labels.items()}, [b.x[i] for i in tokens],
             [b.advantages[i] for i in tokens], {p: [v[i] for i in tokens] for p, v in b.policies.items()}, attributes,
-            b.parameters, b.rewards, b.by_token,
+            b.parameters, rewards, b.by_token,
         )  # fmt: skip
-        return World(self.h, batch, self.by.exact, self.by.lazy)
+        found = World(self.h, batch, self.by.exact, self.by.lazy)
+        found.by = self.by
+        return found
 
     def factors(self, objective: Objective) -> list[Any]:
         """The product of a token's further weights; 0 where it is not kept."""

@@ -21,7 +21,7 @@ from hierarchies.random_penalties import with_penalties
 from hierarchies.random_token_formulas import with_words
 
 # the modules that hold no hierarchies
-WITHOUT = ("additive_kernels", "batch_of_every_regime", "builders", "centred_advantages", "every", "levels")
+WITHOUT = ("additive_kernels", "batch_of_every_regime", "builders", "every", "levels")
 MODULES = tuple(
     m.name
     for m in pkgutil.iter_modules([str(Path(__file__).parent)])

@@ -1,16 +1,11 @@
-"""Right and wrong trees and quivers, each with the law that refutes it, and a plain model of a batch.
-
-`Tokens` uses none of the library's procedures. A batch is a list of tokens, each with a leaf and a label per stratum.
-An element is the set of tokens with its label. `traversal.evaluate` evaluates formulas.
-"""
+"""Right and wrong trees and quivers, each with the law that refutes it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from typing import Any
 
 from fibration import (
@@ -36,10 +31,9 @@ from fibration import (
     where,
 )
 from fibration.language.assumptions import balanced, populated
-from fibration.language.atoms import Count, Stratum, Total, mass
+from fibration.language.atoms import Stratum, mass
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.report import Verdict
-from fibration.language.traversal import evaluate
 from fibration.laws import LAWS
 from fibration.laws.subject import Subject
 
@@ -427,159 +421,3 @@ def wrong() -> dict[str, Case]:
             make(*SHORT, orthogonalise="projection"), "orthogonality", "hierarchy", ("no two strata cross", "write orthogonalise=None")
         ),
     }  # fmt: skip
-
-
-# ---------------------------------------------------------------- a plain model
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """One batch. `label[s][i]` is the element of `s` that token `i` lies over; tokens that do not are left out."""
-
-    h: Hierarchy
-    leaf: Sequence[Stratum]
-    label: Mapping[Stratum, Mapping[int, Any]]
-    attributes: Mapping[Attribute, Mapping[Any, Fraction]] = field(default_factory=dict)
-    parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
-
-    def elements(self, s: Stratum) -> list[Any]:
-        return list(dict.fromkeys(self.label[s].values()))
-
-    def inside(self, s: Stratum, e: Any) -> list[int]:
-        return [i for i, x in self.label[s].items() if x == e]
-
-    def atom(self, a: Expression, i: int) -> Fraction:
-        if isinstance(a, (Count, Total)):
-            over: Any = a.over
-            of: Any = a.of if isinstance(a, Count) else a.attribute.on
-            found = {self.label[of][j] for j in self.inside(over, self.label[over][i]) if j in self.label[of]}
-            return (
-                F(len(found)) if isinstance(a, Count) else sum((self.attributes[a.attribute][e] for e in found), F(0))
-            )
-        if isinstance(a, Attribute):
-            return self.attributes[a][self.label[a.on][i]]
-        return self.parameters[a]
-
-    def weight(self, f: Fibration, i: int) -> Fraction:
-        """`K(a|b)` of the elements that token `i` lies over."""
-        if (f.name, i) not in self._weights:
-            self._weights[f.name, i] = F(evaluate(f.weight, lambda a: self.atom(a, i)))
-        return self._weights[f.name, i]
-
-    @cached_property
-    def _weights(self) -> dict[tuple[str, int], Fraction]:
-        return {}
-
-    def fibre_sum(self, fibrations: Iterable[Fibration], b: Any) -> Fraction:
-        result = F(0)
-        for f in fibrations:
-            tokens = {self.label[f.source][i]: i for i in self.inside(f.target, b) if i in self.label[f.source]}
-            result += sum((self.weight(f, i) for i in tokens.values()), F(0))
-        return result
-
-    def composite(self, source: Stratum, target: Stratum, i: int) -> Fraction:
-        """The product of the weights along some way down."""
-        if source == target:
-            return F(1)
-        for f in self.h.fibrations:
-            if f.source == source and reaches(self.h, f.target, target):
-                return self.weight(f, i) * self.composite(f.target, target, i)
-        raise AssertionError(f"{source} does not lie over {target}")
-
-    def sigma(self, density_: Sequence[Fraction], s: Stratum, e: Any) -> Fraction:
-        return sum((density_[i] for i in self.inside(s, e)), F(0))
-
-    def residual(self, density_: Sequence[Fraction], s: Stratum, i: int) -> Fraction:
-        """`ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u`, at the element below token `i`, by the recursion itself."""
-        key = tuple(density_), s.name, self.label[s][i]
-        if key not in self._residuals:
-            coarser = [u for u in self.h.strata if u != s and reaches(self.h, s, u)]
-            pulled = (self.composite(s, u, i) * self.residual(density_, u, i) for u in coarser)
-            self._residuals[key] = self.sigma(density_, s, self.label[s][i]) - sum(pulled, F(0))
-        return self._residuals[key]
-
-    @cached_property
-    def _residuals(self) -> dict[Any, Fraction]:
-        return {}
-
-    def pushed(self, density_: Sequence[Fraction], members: Iterable[Stratum], u: Stratum, b: Any) -> Fraction:
-        """`π_{u*}` of the residuals on some strata, at one element."""
-        result = F(0)
-        for s in members:
-            tokens = {self.label[s][i]: i for i in self.inside(u, b) if i in self.label[s]}
-            result += sum((self.residual(density_, s, i) for i in tokens.values()), F(0))
-        return result
-
-    def mass(self, i: int) -> Fraction:
-        """`m` of a token up to a factor: of one root, the product of weights down to it."""
-        (root,) = [s for s in self.h.strata if not any(f.source == s for f in self.h.fibrations)]
-        return self.composite(self.leaf[i], root, i)
-
-    def is_balanced(self, a: Stratum, b: Stratum, meet: Stratum) -> bool:
-        m = [self.mass(i) for i in range(len(self.leaf))]
-
-        def of(*places: tuple[Stratum, Any]) -> Fraction:
-            return sum((x for i, x in enumerate(m) if all(self.label[s].get(i) == e for s, e in places)), F(0))
-
-        for c in self.elements(meet):
-            over = self.inside(meet, c)
-            for x in {self.label[a][i] for i in over if i in self.label[a]}:
-                for y in {self.label[b][i] for i in over if i in self.label[b]}:
-                    if of((a, x), (b, y)) * of((meet, c)) != of((a, x)) * of((b, y)):
-                        return False
-        return True
-
-
-def reaches(h: Hierarchy, source: Stratum, target: Stratum) -> bool:
-    return source == target or any(reaches(h, f.target, target) for f in h.fibrations if f.source == source)
-
-
-def is_legal(batch_: Tokens) -> bool:
-    """Whether a batch has what the hierarchy assumes."""
-    h = batch_.h
-    for a in h.assume:
-        if isinstance(a, type(DM)):
-            common = [s for s in h.strata if reaches(h, a.first, s) and reaches(h, a.second, s)]
-            finest = [s for s in common if not any(t != s and reaches(h, t, s) for t in common)]
-            if not all(batch_.is_balanced(a.first, a.second, s) for s in finest):
-                return False
-        elif any(
-            all(i not in batch_.label[a.stratum] for i in batch_.inside(a.over, e)) for e in batch_.elements(a.over)
-        ):
-            return False
-    return True
-
-
-def from_witness(h: Hierarchy, verdict: Verdict) -> Tokens:
-    """The batch that a counterexample describes, from what it writes alone."""
-    assert verdict.counterexample is not None
-    written = verdict.counterexample.to_dict()["hierarchy"]
-    sizes, parents = written["sizes"], written["parents"]
-    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
-    targets = {s: [f.target for f in h.fibrations if f.source == s] for s in h.strata}
-
-    def down(s: Stratum, e: int, i: int, label: dict[Stratum, dict[int, Any]]) -> None:
-        assert 0 <= e < sizes[s.name]
-        assert label[s].setdefault(i, e) == e, "paths disagree"
-        for t in targets[s]:
-            row = parents[s.name][t.name]
-            assert len(row) == sizes[s.name]
-            down(t, row[e], i, label)
-
-    label: dict[Stratum, dict[int, Any]] = {s: {} for s in h.strata}
-    leaf_of = [leaf for leaf in leaves for _ in range(sizes[leaf.name])]
-    places = [e for leaf in leaves for e in range(sizes[leaf.name])]
-    for i, (leaf, e) in enumerate(zip(leaf_of, places, strict=True)):
-        down(leaf, e, i, label)
-    for s in h.strata:
-        assert set(label[s].values()) == set(range(sizes[s.name])), f"a {s} without a token over it"
-    assert {s.name for s in h.strata} == sizes.keys()
-    attributes = {
-        a: {e: F(v) for e, v in enumerate(written["attributes"][a.name])}
-        for a in h.attributes.values()
-        if a.name in written["attributes"]
-    }
-    parameters: dict[Expression, Fraction] = {
-        p: F(written["parameters"][str(p)]) for p in h.parameters.values() if str(p) in written["parameters"]
-    }
-    return Tokens(h, leaf_of, label, attributes, parameters)

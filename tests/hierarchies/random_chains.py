@@ -13,7 +13,6 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,7 +55,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.expressions import Expression, Number
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.places import home
 from fibration.language.reasons import key_of
 from fibration.language.registry import CONSTRUCTORS, construct
@@ -106,11 +105,57 @@ def _verified(draw: Callable[[int], Hierarchy]) -> Hierarchy:
     raise AssertionError("twenty chains in a row do not verify")
 
 
-class _Draw:
+class Drawn:
+    """Parts of a hierarchy: numbers, parameters, and gates of the registry."""
+
+    signed: bool
+    fits: Callable[[Gate, Any], bool]  # whether the gate reads nothing that its stratum has not
+    size: Callable[[Any], Expression]
+    places: Callable[[Any], list[Stratum]]  # of which a parameter may have a value each
+    formula: Callable[[Any], Gate]
+
+    def __init__(self, seed: str) -> None:
+        self.random = random.Random(seed)
+
+    def chance(self, p: float) -> bool:
+        return self.random.random() < p
+
+    def one(self, *options: Callable[[], T]) -> T:
+        """One of several, of which only that one is made."""
+        return self.random.choice(options)()
+
+    def registered(self, s: Any) -> Gate:
+        """A gate of the registry, each free word of its example a parameter, some of them a number or a count."""
+        texts = [t for c in CONSTRUCTORS.values() if issubclass(c.kind, Gate) for t in c.examples]
+        text = self.random.choice(texts)
+        gate = construct(Gate, text, {word: self.argument(word, s) for word in example_words(text)}, "an example")
+        return self.formula(s) if not self.fits(gate, s) or (gate == zero_gate() and self.chance(0.7)) else gate
+
+    def argument(self, word: str, s: Any) -> Any:
+        if word == "k":
+            return self.one(lambda: as_expression(3), lambda: self.size(s), lambda: self.parameter("k", s, 2.0, 6.0))
+        if word == "ceiling":
+            return self.parameter("ceiling", s, 1.5, 3.0, lower=1)
+        return self.parameter(word, s, 0.05, 0.4, upper=1)
+
+    def parameter(self, word: str, s: Any, low: float, high: float, **bounds: Any) -> Parameter:
+        value = round(self.random.uniform(low, high), 3)
+        two = self.signed and self.chance(0.5) and bounds.get("lower", 0) == 0
+        coarser = self.places(s)
+        return Parameter(
+            f"{word}_{s}",
+            default={"+": value, "-": round(1.25 * value, 3)} if two else value,
+            per_channel=two,
+            on=self.random.choice(coarser) if coarser and self.chance(0.3) else None,
+            **bounds,
+        )
+
+
+class _Draw(Drawn):
     """One attempt."""
 
     def __init__(self, seed: str, depth: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         above = sorted(self.random.sample(range(len(ABOVE)), depth - 1))
         self.rows = Stratum("sample") if self.chance(0.2) else trajectory
         self.strata = [token, *(self.rows if ABOVE[i] == trajectory else ABOVE[i] for i in above)]  # finest first
@@ -121,13 +166,6 @@ class _Draw:
         self.signed = self.chance(0.45)
         self.plain_kernels = depth > 4  # what the laws take apart case by case is kept to one kernel and one gate
         self.coupled = False
-
-    def chance(self, p: float) -> bool:
-        return self.random.random() < p
-
-    def one(self, *options: Callable[[], T]) -> T:
-        """One of several, of which only that one is made."""
-        return self.random.choice(options)()
 
     # ------------------------------------------------------------ the whole
 
@@ -234,39 +272,15 @@ class _Draw:
             scales.append(self.attributes[s])
         return made.per(self.random.choice(scales)) if self.chance(0.3) else made
 
-    def registered(self, s: Stratum) -> Gate:
-        """A gate of the registry, each free word of its example a parameter, some of them a number or a count."""
-        texts = [t for c in CONSTRUCTORS.values() if issubclass(c.kind, Gate) for t in c.examples]
-        text = self.random.choice(texts)
-        names = {word: self.argument(word, s) for word in example_words(text)}
-        gate = construct(Gate, text, names, "an example")
-        if reads_advantage(self.alone(s, gate)) and not (s in (token, self.rows) and not self.signed):
-            return self.formula(s)
-        if gate == zero_gate() and self.chance(0.7):
-            return self.formula(s)
-        return gate
+    def fits(self, gate: Gate, s: Stratum) -> bool:
+        alone = Hierarchy(name="alone", gates={s: gate}, decomposition=log_ratio(), objective=trajectory_mean())
+        return not reads_advantage(alone) or (s in (token, self.rows) and not self.signed)
 
-    def alone(self, s: Stratum, gate: Gate) -> Hierarchy:
-        return Hierarchy(name="alone", gates={s: gate}, decomposition=log_ratio(), objective=trajectory_mean())
+    def size(self, s: Stratum) -> Expression:
+        return count(token)
 
-    def argument(self, word: str, s: Stratum) -> Any:
-        if word == "k":
-            return self.one(lambda: Number(Fraction(3)), lambda: count(token), lambda: self.parameter("k", s, 2.0, 6.0))
-        if word == "ceiling":
-            return self.parameter("ceiling", s, 1.5, 3.0, lower=1)
-        return self.parameter(word, s, 0.05, 0.4, upper=1)
-
-    def parameter(self, word: str, s: Stratum, low: float, high: float, **bounds: Any) -> Parameter:
-        value = round(self.random.uniform(low, high), 3)
-        two = self.signed and self.chance(0.5)
-        coarser = self.strata[self.strata.index(s) + 1 :]
-        return Parameter(
-            f"{word}_{s.name}",
-            default={"+": value, "-": round(1.25 * value, 3)} if two and bounds.get("lower", 0) == 0 else value,
-            per_channel=two,
-            on=self.random.choice(coarser) if coarser and self.chance(0.3) else None,
-            **bounds,
-        )
+    def places(self, s: Stratum) -> list[Stratum]:
+        return self.strata[self.strata.index(s) + 1 :]
 
     def formula(self, s: Stratum) -> Gate:
         """A formula with value 0 and slope 1 at residual 0, from both sides and wherever else it may look."""
@@ -367,16 +381,23 @@ def batch_for(hierarchy: Hierarchy, seed: int, small: bool = False, smooth: bool
     )
 
 
-def names_of(batch: Batch, stratum: Stratum, hierarchy: Hierarchy) -> list[Any] | None:
+def names_of(batch: Batch, s: Stratum, h: Hierarchy) -> list[Any] | None:
     """The labels of a stratum's elements, or None where they have none."""
     full = [r for r, k in enumerate(batch.lengths) if k]
-    if stratum == hierarchy.rows:
-        return list(full)
-    if stratum.name in batch.labels:
-        return list(dict.fromkeys(batch.labels[stratum.name][r] for r in full))
-    if stratum.name in batch.token_labels:
-        return list(dict.fromkeys(batch.token_labels[stratum.name]))
-    return None
+    if s == h.rows:
+        return full
+    if s in h.leaves or s.name == BATCH:
+        return None
+    given = batch.token_labels.get(s.name) or [batch.labels[s.name][r] for r in full]
+    return [name for name in dict.fromkeys(given) if name is not None]
+
+
+def near(value: Any, p: Parameter, generator: np.random.Generator) -> Any:
+    """Another value than the default, or one per channel."""
+    if isinstance(value, dict):
+        return {c: near(v, p, generator) for c, v in value.items()}
+    low = p.lower or 0.0
+    return float(min(low + (value - low) * generator.uniform(0.6, 1.2), 0.95 if p.upper == 1 else np.inf))
 
 
 def _spread(batch: Batch, on: Stratum, h: Hierarchy, generator: np.random.Generator) -> Any:
@@ -389,15 +410,10 @@ def _spread(batch: Batch, on: Stratum, h: Hierarchy, generator: np.random.Genera
 def _chosen(batch: Batch, h: Hierarchy, generator: np.random.Generator) -> Iterator[tuple[str, Any]]:
     """Values for some of the parameters: a number, one per channel, one per element."""
 
-    def near(default: float, p: Parameter) -> float:
-        low = p.lower or 0.0
-        value = low + (default - low) * generator.uniform(0.6, 1.2)
-        return float(min(value, 0.95 if p.upper == 1 else np.inf))
-
     for p in h.parameters.values():
         names = names_of(batch, Stratum(home(h, p)), h)
         value = dict(p.default) if isinstance(p.default, dict) else p.default
-        per_channel: Any = {c: near(v, p) for c, v in value.items()} if isinstance(value, dict) else near(value, p)
+        per_channel = near(value, p, generator)
         kind = generator.integers(3)
         if kind == 0:
             yield p.name, per_channel

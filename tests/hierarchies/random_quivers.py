@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from support import Batch, example_words, packed
+from support import Batch, packed
 
 from fibration import (
     Attribute,
@@ -54,16 +53,14 @@ from fibration import (
     trajectory_mean,
     uniform,
     where,
-    zero_gate,
 )
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Stratum, pull
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.registry import CONSTRUCTORS, construct
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
 from fibration.runtime.operator import Operator
-from hierarchies.random_chains import T
+from hierarchies.random_chains import Drawn, names_of, near
 
 # ---------------------------------------------------------------- shapes
 
@@ -155,11 +152,11 @@ def plain(name: str, projected: bool = False, seed: int = 0, signed: bool = Fals
     return h.replace(gates={s: identity_gate() for s in h.strata}, decomposition=split)
 
 
-class _Draw:
+class _Draw(Drawn):
     """One hierarchy."""
 
     def __init__(self, seed: str, kind: Kind, projected: bool) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.kind, self.projected = kind, projected
         names = list(dict.fromkeys(s for pair in kind.pairs for s in pair))
         self.strata = {n: Stratum(n) for n in names}
@@ -169,12 +166,6 @@ class _Draw:
         self.signed = self.chance(0.45)
         self.parametric = not projected and self.chance(0.5)  # a kernel may read parameters
         self.assume: list[Any] = []
-
-    def chance(self, p: float) -> bool:
-        return self.random.random() < p
-
-    def one(self, *options: Callable[[], T]) -> T:
-        return self.random.choice(options)()
 
     def coarser(self, name: str) -> list[str]:
         found: list[str] = []
@@ -349,35 +340,14 @@ class _Draw:
                  for leaf in self.leaves if leaf == s or s in self.coarser(leaf)]  # fmt: skip
         return functools.reduce(lambda x, y: x + y, parts)
 
-    def registered(self, s: str) -> Gate:
-        texts = [t for c in CONSTRUCTORS.values() if issubclass(c.kind, Gate) for t in c.examples]
-        text = self.random.choice(texts)
-        gate = construct(Gate, text, {word: self.argument(word, s) for word in example_words(text)}, "an example")
-        if advantage in set(atoms(gate.expression)) and not self.reads_advantage(s):
-            return self.formula(s)
-        return self.formula(s) if gate == zero_gate() and self.chance(0.7) else gate
+    def fits(self, gate: Gate, s: str) -> bool:
+        return advantage not in set(atoms(gate.expression)) or self.reads_advantage(s)
 
     def reads_advantage(self, s: str) -> bool:
         return (s in self.leaves or s == self.kind.rows) and not self.signed
 
-    def argument(self, word: str, s: str) -> Any:
-        if word == "k":
-            return self.one(lambda: as_expression(3), lambda: self.size(s), lambda: self.parameter("k", s, 2.0, 6.0))
-        if word == "ceiling":
-            return self.parameter("ceiling", s, 1.5, 3.0, lower=1)
-        return self.parameter(word, s, 0.05, 0.4, upper=1)
-
-    def parameter(self, word: str, s: str, low: float, high: float, **bounds: Any) -> Parameter:
-        value = round(self.random.uniform(low, high), 3)
-        two = self.signed and self.chance(0.5) and bounds.get("lower", 0) == 0
-        coarser = [c for c in self.coarser(s) if c != BATCH]
-        return Parameter(
-            f"{word}_{s}",
-            default={"+": value, "-": round(1.25 * value, 3)} if two else value,
-            per_channel=two,
-            on=self.strata[self.random.choice(coarser)] if coarser and self.chance(0.3) else None,
-            **bounds,
-        )
+    def places(self, s: str) -> list[Stratum]:
+        return [self.strata[c] for c in self.coarser(s) if c != BATCH]
 
     def formula(self, s: str) -> Gate:
         p, q = self.parameter("p", s, 0.05, 0.5, upper=1), self.parameter("q", s, 0.05, 0.5, upper=1)
@@ -524,17 +494,6 @@ def _leaf_of_tokens(h: Hierarchy, generator: np.random.Generator, row: Any, with
     return leaf
 
 
-def names_of(batch: Batch, s: Stratum, h: Hierarchy) -> list[Any] | None:
-    """The labels of a stratum's elements, or None where they have none."""
-    full = [r for r, k in enumerate(batch.lengths) if k]
-    if s == h.rows:
-        return full
-    if s in h.leaves or s.name == BATCH:
-        return None
-    given = batch.token_labels.get(s.name) or [batch.labels[s.name][r] for r in full]
-    return [name for name in dict.fromkeys(given) if name is not None]
-
-
 def _spread(batch: Batch, a: Attribute, h: Hierarchy, generator: np.random.Generator, balanced: bool) -> Any:
     """Multiples of 1/64, whose sums are exact."""
     names = names_of(batch, a.on, h)
@@ -546,21 +505,15 @@ def _spread(batch: Batch, a: Attribute, h: Hierarchy, generator: np.random.Gener
 def _chosen(batch: Batch, h: Hierarchy, generator: np.random.Generator) -> dict[str, Any]:
     """Values for some of the parameters: a number, one per channel, one per element."""
 
-    def near(value: Any, p: Parameter) -> Any:
-        if isinstance(value, dict):
-            return {c: near(v, p) for c, v in value.items()}
-        low = p.lower or 0.0
-        return float(min(low + (value - low) * generator.uniform(0.6, 1.2), 0.95 if p.upper == 1 else np.inf))
-
     chosen: dict[str, Any] = {}
     for p in h.parameters.values():
         readers = [s for s, g in h.gates.items() if p in set(atoms(g.expression))]
         home = p.on or (readers[0] if readers and readers[0] not in h.leaves else Stratum(BATCH))
         names, kind = names_of(batch, home, h), generator.integers(3)
         if kind == 0:
-            chosen[p.name] = near(p.default, p)
+            chosen[p.name] = near(p.default, p, generator)
         elif kind == 1 and names is not None and readers:
-            chosen[p.name] = {name: near(p.default, p) for name in names}
+            chosen[p.name] = {name: near(p.default, p, generator) for name in names}
     return chosen
 
 

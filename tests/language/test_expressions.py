@@ -3,12 +3,11 @@
 import math
 from fractions import Fraction
 
-import mpmath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.definition import Dual, Formulas
-from support import token, trajectory
+from support import token
 
 from fibration import (
     Gate,
@@ -18,17 +17,13 @@ from fibration import (
     clip,
     count,
     exp,
-    expm1,
     log,
-    log1p,
     maximum,
     minimum,
     residual,
     sigmoid,
     sign,
     softplus,
-    sqrt,
-    tanh,
     where,
 )
 from fibration.language.exact import NoValue, TooLarge
@@ -61,18 +56,6 @@ def value(expression, **values):
         (4 / residual, 2, 2),
         (residual**3, -2, -8),
         (-residual, 2, -2),
-        (abs(residual), -2, 2),
-        (absolute(residual), 3, 3),
-        (sign(residual), -3, -1),
-        (sign(residual), 0, 0),
-        (sign(residual), 3, 1),
-        (minimum(residual, C), 1, HALF),
-        (minimum(residual, C), -1, -1),
-        (maximum(residual, C), 1, 1),
-        (maximum(residual, C), -1, HALF),
-        (clip(residual, -C, C), 2, HALF),
-        (clip(residual, -C, C), -2, -HALF),
-        (clip(residual, -C, C), Fraction(1, 4), Fraction(1, 4)),
         (where(residual > 0, 1, 2), 0, 2),
         (where(residual >= 0, 1, 2), 0, 1),
         (where(residual < 0, 1, 2), 0, 2),
@@ -90,38 +73,10 @@ def test_operators_have_their_values(expression, r, expected):
     assert value(desugar(expression), r=Fraction(r)) == expected
 
 
-@pytest.mark.parametrize("function", [exp, expm1, log, log1p, tanh, sigmoid, sqrt], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("x", [Fraction(1, 3), Fraction(7, 2), Fraction(1, 10**12)])
-def test_transcendental_functions_have_forty_correct_digits(function, x):
-    with mpmath.workdps(60):
-        y = mpmath.mpf(x.numerator) / x.denominator
-        reference = {"log1p": lambda t: mpmath.log(1 + t), "sigmoid": lambda t: 1 / (1 + mpmath.exp(-t))}
-        right = reference.get(function.__name__, getattr(mpmath, function.__name__, None))(y)
-        found = value(function(residual), r=x)
-        assert abs(mpmath.mpf(found.numerator) / found.denominator - right) < abs(right) * mpmath.mpf(10) ** -35
-
-
 def test_where_evaluates_only_the_branch_it_takes():
     assert value(where(residual > 0, log(residual), 1 / (residual + 1)), r=Fraction(0)) == 1
     with pytest.raises(NoValue):
         value(where(residual > 0, 1, 1 / residual), r=Fraction(0))
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        1 / residual,
-        log(residual),
-        log(residual - 1),
-        log1p(residual - 1),
-        log1p(residual - 2),
-        sqrt(residual - 1),
-    ],
-    ids=str,
-)
-def test_a_formula_without_a_value_raises(expression):
-    with pytest.raises(NoValue):
-        value(expression, r=Fraction(0))
 
 
 def squared(e, times):
@@ -246,30 +201,18 @@ def test_transform_keeps_what_it_does_not_change():
 numbers = st.fractions(min_value=-9, max_value=9, max_denominator=16)
 
 
-@given(numbers, numbers.filter(bool))
+@given(numbers, numbers)
 def test_sugar_agrees_with_python(a, b):
     low, high = min(a, b), max(a, b)
     x, y = as_expression(a), as_expression(b)
-    assert value(minimum(x, y)) == low
-    assert value(maximum(x, y)) == high
-    assert value(abs(x)) == abs(a)
-    assert value(sign(x)) == (a > 0) - (a < 0)
-    assert value(clip(x, as_expression(low), as_expression(high))) == a
-    assert value(x / y) == a / b
+    for expression, expected in (
+        (minimum(x, y), low), (maximum(x, y), high), (abs(x), abs(a)), (absolute(x), abs(a)), (sign(x), (a > 0) - (a < 0)),
+        (clip(x, as_expression(low), as_expression(high)), a), (clip(2 * high, low, as_expression(high)), min(max(2 * high, low), high)),
+    ):  # fmt: skip
+        assert value(expression) == value(desugar(expression)) == expected
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-def test_an_expression_has_no_truth_value():
-    with pytest.raises(SpecError, match="'residual < 1' has no truth value") as caught:
-        bool(residual < 1)
-    assert "where(condition" in caught.value.remedy
-    with pytest.raises(SpecError, match="no truth value"):
-        if residual:
-            pass
-    with pytest.raises(SpecError, match="no truth value"):
-        assert 0 < residual < 1
 
 
 @pytest.mark.parametrize("wrong", [True, None, "residual", [1], 1j, object(), math.inf, -math.inf, math.nan, 10**400])
@@ -332,19 +275,3 @@ def test_expressions_are_immutable():
         (residual + 1).operator = "-"
     with pytest.raises(AttributeError):
         as_expression(1).value = 2
-
-
-def test_expressions_convert_from_and_to_sympy():
-    import sympy
-
-    written = C - k * (abs(residual) - C)
-    translated = sympy.sympify(written)
-    assert translated.free_symbols
-    back = as_expression(translated)
-    for r in (Fraction(-2), Fraction(1, 3), Fraction(5)):
-        assert value(back, r=r) == value(written, r=r)
-
-
-def test_counts_read_as_written():
-    assert str(count(token)) == "count(token)"
-    assert str(1 / count(token, over=trajectory)) == "1/count(token, over=trajectory)"

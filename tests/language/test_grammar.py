@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.invalid_formulas import HOSTILE
 from support import token, trajectory
 from thorough import ALL
 
@@ -133,6 +132,21 @@ def test_an_error_names_the_fault_and_its_place(text, found):
     assert caught.value.found.startswith(found)
 
 
+# Some would do harm if they were run.
+HOSTILE = [
+    "__import__('os').system('x')", "lambda: 0", "(1).__class__", "().__class__.__bases__[0]", "f'{1}'", "[x for x in (1, 2)]",
+    "{1: 2}", "residual if C else 1", "residual := 1", "residual; 1", "import os", "open('/etc/passwd')", "eval('1')",
+    "print(1)", "abs.__call__(1)", "count.__globals__", "C.default", "token.name", "uniform().__class__", "where", "@C", "C!",
+    "C $ 1", "1_000", "0x10", "1e", "1.2.3", '\x00', 'C\\n', '\ud800', "Ｃ", "１", "'C'", '"C"', "(", ")", "()", "C C", "C,",
+    "abs()", "abs(C, C)", "abs(x=C)", "clip(C, 1)", "count()", "count(C)", "count(token, trajectory, token)",
+    "count(token, over=C)", "count(token, over=trajectory, over=token)", "count(token, below=trajectory)",
+    "count(over=trajectory, token)", "total(token)", "density(C)", "density(trajectory, 3)", 'density(trajectory, "x")',
+    "gated(3)", 'gated("up")', "token", "source", "nothing", "C**-1", "C**(-1)", "C**0", "C**17", "C**0.5", "C**C", "C**1e3000",
+    "1e301", "1e-301", "1e9999", "1e99999", "9" * 5000, "C < 1", "where(C, 1, 2)", "unknown(C)", "C(1)", "residual()", "",
+    "   ",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
 def test_text_that_is_no_formula_is_refused(text, capsys):
     with pytest.raises(SpecError) as caught:
@@ -229,10 +243,3 @@ def test_gates_print_as_written_and_read_back(made):
 def test_per_scales_argument_and_result():
     assert Gate(residual**2 + C).per(4).expression == 4 * ((residual / 4) ** 2 + C)
     assert repr(clip_gate(epsilon).per(4)) == "clip_gate(epsilon).per(4)"
-
-
-@pytest.mark.parametrize(
-    "text", ["clip_gate(epsilon)", "aggregate_gate(C, rollback=2)", "identity_gate()", "zero_gate()"]
-)
-def test_calls_print_as_they_were_written(text):
-    assert repr(construct(Gate, text, NAMES, "a gate")) == text

@@ -5,7 +5,6 @@ import pickle
 
 import jsonschema
 import pytest
-from oracles.invalid_formulas import HOSTILE
 from support import refuses_a_spec, token, trajectory
 
 import fibration
@@ -284,13 +283,17 @@ def test_wrong_documents_are_described_by_the_users_names(which):
     assert not any(word in str(error) for word in ("pydantic", "Document", "constrained", "and then"))
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
-def test_invalid_text_in_a_term_is_refused_and_not_run(text, capsys):
+@pytest.mark.parametrize("text", ["print(1)", "__import__('os').system('x')", "count.__globals__", "nothing", "C C", "", "\x00"])
+def test_invalid_text_is_refused_and_not_run_wherever_it_stands(text, capsys):
+    gates, kernel = DOCUMENT["gates"], {"source": "token", "target": "turn", "kernel": text}
     for changes in (
-        {"advantages": text}, {"advantages": f"centred(reward, over={text})"}, {"groups": ["prompt_group", text]},
-        {"advantages": f"after(reward, over=trajectory, discount={text})"}, {"penalties": {text: "token_log_ratio"}},
-        {"penalties": {"kl": text}}, {"penalties": {"kl": {"formula": "token_log_ratio", "objective": text}}},
+        {"gates": {**gates, "token": text}}, {"gates": {**gates, "token": {"+": text, "-": text}}}, {"decomposition": text},
+        {"fibrations": [kernel, *DOCUMENT["fibrations"][1:]]}, {"objective": text}, {"objective": f"token_mean().weigh({text}))"},
+        {"objective": f'token_mean().keep(advantage > 0, normaliser="{text}")'}, {"objective": f"token_mean().{text}(1)"},
+        {"policies": ["reference", text]}, {"groups": ["prompt_group", text]}, {"advantages": text},
+        {"advantages": f"centred(reward, over={text})"}, {"advantages": f"after(reward, over=trajectory, discount={text})"},
+        {"penalties": {text: "token_log_ratio"}}, {"penalties": {"kl": text}},
+        {"penalties": {"kl": {"formula": "token_log_ratio", "objective": text}}},
         {"penalties": {"kl": {"formula": "mean(token_log_ratio)", "over": text}}},
     ):  # fmt: skip
         with pytest.raises(FibrationError):

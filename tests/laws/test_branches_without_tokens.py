@@ -195,6 +195,7 @@ def moment(objective, **more):
     return next(f.value for f in tree(objective=objective, **more).verify().facts if f.name == "second_moment")
 
 
+@pytest.mark.thorough
 def test_bounds_of_weights_include_empty_branches():
     assert moment(token_mean().weigh(where(IMAGES > 0, 1, 2))).startswith("w is at most 2")
     assert moment(token_mean().weigh(where(IMAGES > 0, 1, 2)), assume=FULL).startswith("w is at most 1")

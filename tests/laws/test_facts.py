@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from hierarchies import quivers
 from hierarchies.builders import budget, epsilon, one, token, trajectory, two
-from hierarchies.right import RIGHT, SUBSPACES
-from oracles.certified_facts import facts, forest, regular, report
+from hierarchies.right import RIGHT
+from oracles.certified_facts import facts, forest
 from oracles.fact_text import number, parameter_values
-from oracles.interpreter import Interpreter
 
 from fibration import (
     Attribute,
@@ -170,32 +169,12 @@ def test_a_smooth_fall_is_not_certified_where_its_sign_changes():
     assert facts(SHAPES["rollback"], "restorative") != {}
 
 
-@pytest.mark.thorough
-def test_a_hierarchy_that_gives_up_a_law_has_facts():
-    for h, _ in SUBSPACES.values():
-        found = report(h)
-        assert {f.name for f in found.facts} >= {"continuity", "blocks"}
-        for f in found.facts:
-            assert f.value
-            assert f.to_dict()["name"] == f.name
-
-
 def test_aggregate_gate_is_continuous_for_every_rollback():
     """The roll-back ends at 0, where the zeroed region begins, for every slope."""
     for rollback in (1, 3, count(token), Parameter("k", default=2.0)):
         h = two(outer=aggregate_gate(budget, rollback=rollback))
         assert facts(h, "continuity")["gate on trajectory"] == "continuous"
         assert "slope -" in facts(h, "restorative")["gate on trajectory"]
-
-
-def test_the_dense_oracle_equals_the_interpreter():
-    """These are the two references of the tests, on the shipped specs with branches."""
-    for name in ("fiberpo", "fiberpo_domain"):
-        h = load(name)
-        world = forest(h, regular(h, 2))
-        xs = [Fraction(k, 16) for k in (3, -2, 0, 5, -7, 1, 4, -1)][: world.size(token)]
-        dense = world.ratios(xs)
-        assert [float(v) for v in dense] == pytest.approx(list(Interpreter(world).ratio(xs)), rel=1e-12)
 
 
 def test_the_facts_list_every_effect_that_the_program_fits():

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from fuzz.points import of_rows, one_value_each, point
 from hierarchies import random_quivers
 from hierarchies.builders import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two
 from hierarchies.first_order_specs import SHAPED
 from hierarchies.right import RIGHT
 from oracles.certified_facts import amplified, facts
-from oracles.exact_points import one_value_each, point
 from support import Batch, coefficients, operator, packed, spec
 
 from fibration import (
@@ -108,7 +108,7 @@ def test_the_amplification_of_shipped_losses_is_the_expected_text(name):
 
 def pulls(h, batch):
     """`|c|/(μ·max|A|)` of every token by the operator, the claims about it, and the exact batch behind them."""
-    here, places = point(h, batch)
+    here, places = point(h, of_rows(h, batch))
     made = operator(h)
     found, _ = coefficients(made, packed(made, batch), batch)
     largest = float(np.abs(batch.advantages).max())
@@ -117,7 +117,7 @@ def pulls(h, batch):
 
 def drifting(h, batch, rng):
     """Log ratios beside the breakpoints: means in the strip beyond a budget, and tokens at the bounds around them."""
-    here, places = point(h, batch)
+    here, places = point(h, of_rows(h, batch))
     values = sorted({float(v) for v in here.concrete.parameters.values()})
     x = np.zeros(batch.tokens)
     for stratum in (*h.order, *h.leaves):

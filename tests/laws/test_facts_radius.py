@@ -188,6 +188,7 @@ def _mean(cells, signs, inside):
     return sum(values) / len(values)
 
 
+@pytest.mark.thorough
 def test_the_radius_of_a_crossing_with_sign_channels_is_half_the_smaller_bound():
     """Means of `max(±x, 0)` lie in `[0, R]`: two of them count for the residual, and two against it."""
     for gate in (clip(residual, -budget / 4, budget), clip(residual, -budget, budget / 4)):

@@ -160,6 +160,7 @@ def test_a_reason_covers_no_other_fault(name):
     assert named.replace(gives_up={k: why for k, why in named.gives_up.items() if k not in bare}).verify().ok
 
 
+@pytest.mark.thorough
 def test_a_reason_covers_an_undecided_level_only_by_name():
     undecided = Gate(where(abs(residual) <= budget * T, residual, where(abs(residual) <= budget, 0, residual)))
     h = levels(ROLLS_BACK, undecided, "inward")

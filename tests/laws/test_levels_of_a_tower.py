@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hierarchies.builders import FULL, domain, prompt_group, token, trajectory
+from hierarchies.builders import prompt_group, token, trajectory
 from support import Batch, operator, packed
 from support import coefficients as computed
 
@@ -24,7 +24,6 @@ from fibration.language.atoms import mass
 
 M = count(trajectory)
 KERNELS = {token: uniform(), trajectory: uniform(), prompt_group: proportional(M)}
-WIDE = 100.0
 
 
 def tower(levels, gated):
@@ -42,9 +41,6 @@ def tower(levels, gated):
 def coefficients(h, batch):
     op = operator(h)
     return computed(op, packed(op, batch), batch)[0] * len(batch.lengths)
-
-
-# ---------------------------------------------------------------- spill
 
 
 def eight_answers():
@@ -73,35 +69,3 @@ def test_without_a_level_below_nothing_is_handed_on():
     stopped = coefficients(tower((token, trajectory), {trajectory: 0.05}), batch)
     assert stopped == pytest.approx([0.0] + 7 * [-0.354], abs=0.001)
     assert not [f for f in tower((token, trajectory), {trajectory: 0.05}).verify().facts if f.name == "spill"]
-
-
-# ---------------------------------------------------------------- idle
-
-
-def sixty_four_rows(centre):
-    """Four domains of four groups of four answers each."""
-    rng = np.random.default_rng(0)
-    lengths = tuple(int(n) for n in rng.integers(2, 9, size=64))
-    groups, domains = np.arange(64) // 4, np.arange(64) // 16
-    drift = 0.05 * (rng.normal(size=4)[domains] + rng.normal(size=16)[groups] + rng.normal(size=64))
-    x = np.repeat(drift, lengths) + 0.05 * rng.normal(size=sum(lengths))
-    rewards = (rng.random(64) < 0.4).astype(float) + 0.2 * domains
-    means = np.array([rewards[groups == g].mean() for g in range(16)])
-    advantages = rewards - (means[groups] if centre else 0)
-    labels = {"prompt_group": groups.tolist(), "domain": domains.tolist()}
-    return Batch(lengths, x, np.repeat(advantages, lengths), labels)
-
-
-def change(stratum, centre):
-    """How much closing the gate of a level changes the coefficients, relative to their size."""
-    batch = sixty_four_rows(centre)
-    free, closed = (coefficients(tower(FULL, g), batch) for g in ({}, {stratum: 1e-6}))
-    return np.linalg.norm(closed - free) / np.linalg.norm(free)
-
-
-def test_a_level_that_advantages_leave_idle_changes_little():
-    idle = {s: change(s, centre=True) for s in (domain, prompt_group, trajectory)}
-    assert max(idle[domain], idle[prompt_group]) < 0.1 < 0.4 < idle[trajectory]
-    assert change(domain, centre=False) > 0.25
-    said = [f.subject for f in tower(FULL, dict.fromkeys(FULL, 0.1)).verify().facts if f.name == "idle"]
-    assert said == ["gate on domain", "gate on prompt_group"]

@@ -40,6 +40,7 @@ def test_refuted_gated_ratios_are_not_positive_on_the_counterexample(name):
     refuted(SPECS[name].h)
 
 
+@pytest.mark.thorough
 def test_a_steep_inward_gate_is_refuted():
     refuted(one(Gate(2 * residual).inward()))
 

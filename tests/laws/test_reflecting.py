@@ -32,6 +32,7 @@ from fibration.laws.law import Decision, Proved
 from fibration.laws.subject import Subject
 
 
+@pytest.mark.thorough
 def test_the_counterexample_is_the_smallest_hierarchy():
     """The report has the first hierarchy that shows the fault."""
     smallest = {

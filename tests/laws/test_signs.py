@@ -11,11 +11,13 @@ from hierarchies.quivers import group, image, make, text, trajectory, turn
 from fibration import Attribute, Parameter, count, density, residual, strata, total, uniform
 from fibration.language.assumptions import populated
 from fibration.language.operators import ANY
+from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import small
 from fibration.laws.signs import assumptions as module
 from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.feasible import feasible, normal
 
 EDGES = ((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group))
 TREE = make(*((a, b, uniform()) for a, b in EDGES)).shape
@@ -198,3 +200,24 @@ def test_a_comparison_without_its_known_factors_has_the_same_sign():
             assert known.with_signs({value: frozenset({s})}).signs(sign * left) == {s}
     assert known.decisive(n * (share - 1)) == (-1, 1)
     assert not known.decisive((share - 1) * (x - share) / n)[1].has(n)
+
+
+# ---------------------------------------------------------------- conditions that contradict each other
+
+C = symbol(Parameter("C"))
+POSITIVE, NEGATIVE = frozenset({1}), frozenset({-1})
+
+
+@pytest.mark.parametrize(
+    ("difference", "possible", "impossible"),
+    [
+        (C - C, [frozenset({0}), frozenset({0, 1})], [POSITIVE, NEGATIVE]),
+        (0 * C, [frozenset({0}), frozenset({0, 1})], [POSITIVE, NEGATIVE]),
+        (C / C, [POSITIVE], [NEGATIVE]),
+        (-3 * C / C, [NEGATIVE], [frozenset({0, 1})]),
+    ],
+)
+def test_a_formula_that_simplifies_to_a_number_has_only_its_sign(difference, possible, impossible):
+    known = Assumptions(Shape((), ()))
+    for signs in (*possible, *impossible):
+        assert feasible(dict([normal(difference, signs, known)]), known) is (signs in possible)

@@ -401,6 +401,7 @@ def test_a_number_too_large_to_compute_leaves_laws_undecided():
     assert "262144 binary digits" in verdict.found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "penalty",
     [

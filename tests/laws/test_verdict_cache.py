@@ -5,7 +5,6 @@ A "process" here is a test that has forgotten what is in memory, unless it says 
 
 import functools
 import json
-import os
 import pickle
 import re
 import shutil
@@ -19,12 +18,10 @@ from pathlib import Path
 
 import pytest
 from hierarchies import wrong_specs
-from support import a_groups, given_away
 from thorough import some
 
 import fibration
 from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
-from fibration.cli.main import app
 from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
 from fibration.language.fingerprint import fingerprint
@@ -265,17 +262,6 @@ def test_reports_can_be_pickled_before_and_after_facts_are_read(place, monkeypat
     assert read != BROKEN.verify()
 
 
-def test_the_command_line_prints_the_same_text_from_the_cache(place, decided, monkeypatch):
-    from typer.testing import CliRunner
-
-    said = [CliRunner().invoke(app, ["verify", "gspo"]).output]
-    forget(monkeypatch)
-    said.append(CliRunner().invoke(app, ["verify", "gspo"]).output)
-    assert decided == ["gspo"]
-    assert said[0] == said[1]
-    assert "gspo" in said[0]
-
-
 # ---------------------------------------------------------------- what a verdict is of
 
 
@@ -470,91 +456,22 @@ def test_a_cache_file_in_the_users_own_folder_is_read(place, monkeypatch):
     assert BROKEN.verify().ok
 
 
-UNSAFE = {
-    "the folder is everybody's": lambda cache_, note, patch: cache_.chmod(0o777),
-    "the folder is a group's": lambda cache_, note, patch: a_groups(cache_, 0o775, patch),
-    "the folder is everybody's, and sticky": lambda cache_, note, patch: note.parents[1].chmod(0o1777),
-    "the notes are everybody's": lambda cache_, note, patch: note.parents[1].chmod(0o777),
-    "the notes are a group's": lambda cache_, note, patch: a_groups(note.parents[1], 0o770, patch),
-    "the note is everybody's": lambda cache_, note, patch: note.chmod(0o666),
-    "the note is a group's": lambda cache_, note, patch: a_groups(note, 0o660, patch),
-    "the note is somebody's": lambda cache_, note, patch: given_away(note, patch),
-    "the notes are somebody's": lambda cache_, note, patch: given_away(note.parents[1], patch),
-    "the folder is somebody's": lambda cache_, note, patch: given_away(cache_, patch),
-    "what it lies in is everybody's": lambda cache_, note, patch: cache_.parent.chmod(0o777),
-    "the note is a link": lambda cache_, note, patch: note.symlink_to(note.rename(note.with_name("other"))),
-}
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("way", UNSAFE)
-def test_a_cache_file_that_others_can_write_is_not_read(way, place, decided, monkeypatch):
+def test_a_cache_file_that_others_can_write_is_not_read(place, decided, monkeypatch):
     note = forge(monkeypatch)
     decided.clear()
-    UNSAFE[way](place, note, monkeypatch)
+    note.chmod(0o666)
     assert not BROKEN.verify().ok
     assert decided == ["plain"]
 
 
-def test_nothing_is_cached_in_a_folder_that_others_can_write(place):
-    place.mkdir()
-    place.chmod(0o777)
-    assert ppo().verify().ok
-    assert notes(place) == []
-
-
-@pytest.mark.parametrize("safe", [True, False])
-def test_a_symbolic_link_is_as_safe_as_the_folders_on_its_path(safe, tmp_path, place, decided, monkeypatch):
-    middle = tmp_path / "middle"
-    middle.mkdir()
-    (middle / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("middle/link")
-    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "link" / "cache"))
-    forge(monkeypatch)
-    decided.clear()
-    if not safe:
-        middle.chmod(0o777)
-    assert BROKEN.verify().ok == safe
-    assert decided == [] if safe else ["plain"]
-
-
-def test_a_sticky_folder_on_the_path_is_safe(place, monkeypatch):
-    place.parent.chmod(0o1777)
-    forge(monkeypatch)
-    assert BROKEN.verify().ok
-
-
-def test_a_new_cache_folder_is_writable_by_its_user_alone(tmp_path, place, monkeypatch):
-    monkeypatch.delenv("FIBRATION_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = os.umask(0o002)
-    try:
-        ppo().verify()
-    finally:
-        os.umask(before)
-    assert (tmp_path / "fibration").stat().st_mode & 0o777 == 0o700
-    assert len(notes(tmp_path / "fibration")) == 1
-
-
-def _replace(note, text):
-    note.write_bytes(text)
-
-
 DAMAGE = {
-    "cut short": lambda note: _replace(note, note.read_bytes()[:-40]),
-    "empty": lambda note: _replace(note, b""),
-    "another letter": lambda note: _replace(note, note.read_bytes().replace(b'": "', b'": "o', 1)),
-    "no digest": lambda note: note.with_name(cache.DIGEST).unlink(),
-    "no text": lambda note: _replace(note, b"\xff\xfe\x00"),
-    "a folder": lambda note: (note.unlink(), note.mkdir()),
+    "cut short": lambda note: note.write_bytes(note.read_bytes()[:-40]),
     "a note of another hierarchy": lambda note: shutil.copytree(
         next(n for n in notes(note.parents[2]) if n != note).parent, note.parent, dirs_exist_ok=True
     ),
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("harm", DAMAGE)
 @pytest.mark.parametrize("what", ["verdicts", "facts"])
 def test_a_damaged_cache_file_is_detected_and_replaced(what, harm, place, decided, found, monkeypatch):
@@ -569,27 +486,9 @@ def test_a_damaged_cache_file_is_detected_and_replaced(what, harm, place, decide
         assert (decided if what == "verdicts" else found) == expected
 
 
-def no_space(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("way", ["no folder", "no room to begin", "no room", "no rename", "no home", "no name"])
-def test_a_cache_that_cannot_be_used_raises_no_error(way, place, decided, monkeypatch):
-    if way == "no folder":
-        place.write_text("a file")
-    elif way == "no room to begin":
-        monkeypatch.setattr(cache.tempfile, "mkdtemp", no_space)
-    elif way == "no room":
-        monkeypatch.setattr(cache, "_digest", no_space)
-    elif way == "no rename":
-        monkeypatch.setattr(os, "rename", no_space)
-    elif way == "no home":
-        monkeypatch.setenv("FIBRATION_CACHE", "~nobody-of-this-name/cache")
-    else:
-        monkeypatch.setattr(cache, "folder", lambda: Path("a\0b"))
+def test_a_cache_that_cannot_be_used_raises_no_error(place, decided):
+    place.write_text("a file")
     for _ in range(2):
         report = ppo().verify()
         assert report.ok and report.facts
     assert decided == ["ppo"]
-    assert way == "no folder" or not list(place.rglob("*.*"))

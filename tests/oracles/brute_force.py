@@ -6,15 +6,19 @@ fuzz, on every hierarchy of the tests (`corpus/test_judges.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
+from fuzz import witnesses
+from fuzz.judges import kernel_laws
+from fuzz.judges.judge import attempt
+
 from fibration import (
     Attribute,
-    Fibration,
     Hierarchy,
     Parameter,
     advantage,
@@ -45,19 +49,6 @@ from oracles.definition import (
 F = Fraction
 TINY = F(1, 10**30)
 x = token_log_ratio
-
-
-def push(world: World, source: Stratum, target: Stratum, density_: Sequence[Fraction]) -> list[Fraction]:
-    return [sum((density_[a] for a in world.over(source, target, b)), F(0)) for b in range(world.size(target))]
-
-
-def fibre_sums(world: World, f: Fibration) -> list[Fraction | None]:
-    sums: list[Fraction | None] = []
-    weights = world.weights(f)
-    for b in range(world.size(f.target)):
-        inside_ = [weights[a] for a in world.over(f.source, f.target, b)]
-        sums.append(None if None in inside_ else sum(inside_, F(0)))  # type: ignore[arg-type]
-    return sums
 
 
 def back(h: Hierarchy, world: World, leaf: Stratum, element: int = 0, at: Fraction = ZERO) -> Dual:
@@ -101,15 +92,18 @@ def confirm(h: Hierarchy, verdict: Verdict, all_verdicts: Iterable[Verdict] = ()
     assert verdict.status == "refuted", f"{verdict.law} on {verdict.subject} is {verdict.status}"
     assert verdict.counterexample is not None or verdict.law == "given_up"
     {
-        "structure": _confirm_structure, "locality": _confirm_locality, "markov": _confirm_markov,
-        "reflecting": _confirm_reflecting, "recovery": _confirm_recovery, "identity": _confirm_identity,
-        "first_order": _confirm_first_order, "gradient": _confirm_gradient, "orthogonality": _confirm_orthogonality,
+        "structure": _confirm_structure, "locality": _confirm_locality, "markov": _confirm_kernel,
+        "reflecting": _confirm_kernel, "recovery": _confirm_recovery, "identity": _confirm_identity,
+        "first_order": _confirm_first_order, "gradient": _confirm_gradient, "orthogonality": _confirm_kernel,
         "positivity": _confirm_positivity, "inward": _confirm_inward, "given_up": _confirm_given_up, "objective": _confirm_objective,
     }[verdict.law](h, verdict, list(all_verdicts))  # fmt: skip
 
 
-def _edge(h: Hierarchy, verdict: Verdict) -> Fibration:
-    return next(f for f in h.fibrations if f.name in verdict.subject or verdict.subject == f"residual on {f.source}")
+KERNELS = {
+    "markov": kernel_laws.of_weights,
+    "reflecting": kernel_laws.of_sums,
+    "orthogonality": kernel_laws.of_residuals,
+}
 
 
 def _confirm_structure(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
@@ -168,28 +162,14 @@ def _confirm_locality(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
     assert not all(allowed(a) for e in expressions for a in atoms(e)), verdict.subject
 
 
-def _confirm_markov(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
-    f, world = _edge(h, verdict), world_of(h, verdict)
-    found = world.weights(f)[verdict.counterexample.values["source"]]  # type: ignore[union-attr]
-    assert found is None or found < -(TINY if transcendental(f.weight) else 0)
-
-
-def _confirm_reflecting(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
-    f, world = _edge(h, verdict), world_of(h, verdict)
-    found = fibre_sums(world, f)[verdict.counterexample.values["element"]]  # type: ignore[union-attr]
-    assert found is None or abs(found - 1) > (TINY if transcendental(f.weight) else 0)
-
-
-def _confirm_orthogonality(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
-    """`π_* ρ` of the density that is 1 on every leaf, on the counterexample's hierarchy."""
-    f, world = _edge(h, verdict), world_of(h, verdict)
-    if None in world.weights(f):
-        return
-    own = [F(len(world.over(h.leaves[0], f.source, a))) for a in range(world.size(f.source))]
-    base = push(world, f.source, f.target, own)
-    k = world.weights(f)
-    rho = [own[a] - k[a] * base[world.parents[f.source, f.target][a]] for a in range(len(own))]  # type: ignore[operator]
-    assert any(abs(v) > TINY for v in push(world, f.source, f.target, rho))
+def _confirm_kernel(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
+    """The weights, or what they sum to, or the residuals of the log ratio that is 1 on every token."""
+    world = witnesses.world_of(h, verdict.counterexample)
+    if verdict.law == "orthogonality":
+        world = type(world)(h, dataclasses.replace(world.batch, x=[F(1)] * world.n), exact=True)
+        if attempt(lambda: world.residual)[1] == "no value":
+            return
+    assert KERNELS[verdict.law](world, verdict)
 
 
 def _confirm_objective(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:

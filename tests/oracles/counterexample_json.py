@@ -37,7 +37,7 @@ class Read:
         return self.data
 
 
-NAMES = ("stratum", "gate", "leaf", "over", "part", "what", "channel")  # what is no number
+NAMES = ("stratum", "gate", "leaf", "over", "part", "what", "channel", "changed")  # what is no number
 
 
 def from_json(h: Hierarchy, verdict: Verdict) -> Verdict:

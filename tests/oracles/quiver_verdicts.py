@@ -1,21 +1,26 @@
 """Checks verdicts on wrong trees and quivers in rationals: counterexamples break what is refuted.
 
-Batches are `quivers.Tokens`, without the library's procedures. The test file of each law calls `refused` on its rows
+They are evaluated by definition (`fuzz.world`). The test file of each law calls `refused` on its rows
 of `quivers.wrong()`.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
+import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from fuzz.batches import Batches
+from fuzz.dual_numbers import value_of
+from fuzz.judges import kernel_laws
+from fuzz.judges.judge import attempt
+from fuzz.witnesses import world_of
 from hierarchies import quivers
-from hierarchies.quivers import MINE, mine, reaches
+from hierarchies.quivers import MINE, mine
 
-from fibration.language.exact import NoValue
+from fibration.language.assumptions import Balanced
 from fibration.language.report import Verdict
 from oracles.counterexample_json import from_json
 
@@ -72,46 +77,6 @@ def counterexamples_hold(case, found):
     assert confirmed or verdict.counterexample is None or verdict.counterexample.concrete is None
 
 
-def covers_by_hand(h, target):
-    """Smallest sets of fibrations into `target` that part its leaves."""
-    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
-    into = [f for f in h.fibrations if f.target == target]
-    for size in range(1, len(into) + 1):
-        for chosen in itertools.combinations(into, size):
-            times = [sum(reaches(h, leaf, f.source) for f in chosen) for leaf in leaves if reaches(h, leaf, target)]
-            if all(t == 1 for t in times):
-                yield chosen
-
-
-def wanted_sums(h, made, fs, b):
-    """What the weights of `fs` over `b` have to sum to: 1 for a cover, and else the share that the ways of covers give.
-
-    These are several numbers where paths do not agree.
-    """
-    target = fs[0].target
-    if tuple(fs) in set(covers_by_hand(h, target)):
-        return {F(1)}
-    (f,) = fs
-    leaves = [s for s in dict.fromkeys(made.leaf) if reaches(h, s, f.source)]
-    shares = set()
-    for chosen in itertools.product(*(ways_by_hand(h, leaf, target) for leaf in leaves)):
-        share = F(0)
-        for i in made.inside(target, b):
-            for way in (w for leaf, w in zip(leaves, chosen, strict=True) if made.leaf[i] == leaf):
-                share += math.prod(made.weight(step, i) for step in way)
-        shares.add(share)
-    return shares
-
-
-def ways_by_hand(h, leaf, target):
-    """Every way down from a leaf along fibrations that are in covers."""
-    if leaf == target:
-        yield []
-        return
-    for last in dict.fromkeys(f for cover in covers_by_hand(h, target) for f in cover if reaches(h, leaf, f.source)):
-        yield from ([*way, last] for way in ways_by_hand(h, leaf, last.source))
-
-
 def every_kernel_is_asked(h, found):
     """Every fibration is in some verdict on reflecting."""
     named = {f for v in found if v.law == "reflecting" for f in kernels_named(h, v)}
@@ -126,57 +91,45 @@ def kernels_named(h, verdict):
 
 
 def confirm(h, verdict: Verdict):
-    """A counterexample, worked out again from what it writes."""
+    """A counterexample, worked out again by definition from what it writes."""
     verdict = from_json(h, verdict)
-    values = verdict.counterexample.values
-    made = quivers.from_witness(h, verdict)
-    assert quivers.is_legal(made) or verdict.law == "markov", "an index would refuse this batch"
+    witness = verdict.counterexample
+    world, values = world_of(h, witness), witness.values
+    is_batch(world, witness.concrete)
     if verdict.law == "markov":
-        f = next(f for f in h.fibrations if verdict.subject == f"kernel {f.name}")
-        i = next(i for i, e in made.label[f.source].items() if e == values["source"])
-        try:
-            assert made.weight(f, i) < 0
-        except NoValue:
-            assert values["weight"] is None
+        assert kernel_laws.of_weights(world, verdict)
     elif verdict.law == "reflecting":
-        try:
-            found = made.fibre_sum(kernels_named(h, verdict), values["element"])
-        except NoValue:
-            assert values["sum"] is None
-        else:
-            wanted = wanted_sums(h, made, kernels_named(h, verdict), values["element"])
-            assert found not in wanted
-            assert found == values["sum"]
-            assert values.get("share", F(1)) in wanted
+        found, why = attempt(lambda: kernel_laws.sums(world, kernels_named(h, verdict))[values["element"]])
+        assert kernel_laws.of_sums(world, verdict)
+        assert found == values["sum"] and (found is None) is (why == "no value")
     elif verdict.law == "coherent":
-        one, other = (F(v) for v in values["masses"])
-        assert one != other
-        assert not has_masses(h, made)
+        assert values["masses"][0] != values["masses"][1]
+        assert kernel_laws.of_paths(world, verdict)
     elif verdict.law == "orthogonality":
-        s = [x for x in h.strata if x.name in values["stratum"]]
-        u = next(x for x in h.strata if x.name == values["over"])
-        tokens = [i for i, leaf in enumerate(made.leaf) if leaf.name == values["leaf"]]
-        density = [F(0)] * len(made.leaf)
-        density[tokens[values["token"]]] = values["density"]
-        found = made.pushed(density, s, u, values["element"])
-        assert found == values["sum"]
-        assert found != 0
+        tokens = [i for i, leaf in enumerate(world.batch.leaf) if leaf.name == values["leaf"]]
+        x = [values["density"] if i == tokens[values["token"]] else F(0) for i in range(world.n)]
+        rho = type(world)(h, replace(world.batch, x=x), exact=True).residual
+        over, element = values["over"], values["element"]
+        each = (
+            value_of(v)
+            for s in h.strata
+            for e, v in rho.get((s.name, ""), {}).items()
+            if s.name in values["stratum"] and world.below(s.name, e, over) == element
+        )
+        assert sum(each, F(0)) == values["sum"] != 0
 
 
-def has_masses(h, made):
-    """Whether one number per element exists with `K(a|b) = m(a)/m(b)`, by walking around until nothing changes."""
-    links = {
-        ((f.source, made.label[f.source][i]), (f.target, made.label[f.target][i]), made.weight(f, i))
-        for f in h.fibrations
-        for i in made.label[f.source]
-    }
-    m = {next(iter(links))[0]: F(1)}
-    changed = True
-    while changed:
-        changed = False
-        for a, b, k in links:
-            if a in m and b not in m:
-                m[b], changed = m[a] / k, True
-            if b in m and a not in m:
-                m[a], changed = m[b] * k, True
-    return all(m[a] == k * m[b] for a, b, k in links)
+def is_batch(world, concrete):
+    """Paths agree, every element has a token, and what is assumed holds."""
+    of = world.batch.leaf
+    label = {s.name: [of[:i].count(s) if own == s else None for i, own in enumerate(of)] for s in world.h.leaves}
+    label = {**world.label, **label}
+    for (s, t), row in concrete.maps.items():
+        assert all(e is None or label[t.name][i] == row[e] for i, e in enumerate(label[s.name]))
+    for s in world.h.strata:
+        assert set(label[s.name]) - {None} == set(range(concrete.size[s]))
+    draw, meets = Batches(world.h, random.Random(0)), world.h.shape.meets
+    for a in world.h.assume:
+        balanced = isinstance(a, Balanced)
+        held = (draw._is_balanced(world, a, s.name) for s in meets(a.first, a.second)) if balanced else (draw._meets(world.batch, a),)
+        assert all(held), "an index would refuse this batch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,8 @@ from fuzz.judges.judge import (
     worlds,
 )
 from fuzz.random_hierarchies import QUIVERS, TREES, Anything, whole
-from fuzz.world import Batch, World
+from fuzz.witnesses import batch_of
+from fuzz.world import World
 
 EVERY = tuple(s for s in (*SETTINGS, *QUIVERS, *TREES) if s.name != "balanced rows")  # no batch is drawn so
 JOINED = tuple(s for s in EVERY if s.fibrations)
@@ -74,21 +75,26 @@ def kernels_of(h: Hierarchy, subject: str) -> tuple[Fibration, ...]:
     return next((c for c in covers if topic.kernel(*c) == subject), ())
 
 
+def sums(world: World, kernels: Iterable[Fibration]) -> dict[Any, Any]:
+    """What the weights of some kernels sum to, over every element of their target."""
+    found: dict[Any, Any] = {}
+    for f in kernels:
+        for e in world.elements(f.source.name):
+            below = world.below(f.source.name, e, f.target.name)
+            found[below] = found.get(below, 0) + value_of(world.value(f.weight, f.source.name, e))
+    return found
+
+
 def of_sums(world: World, v: Verdict) -> str:
     cover = kernels_of(world.h, v.subject)
-    sums: dict[Any, float] = {}
-    for f in cover:
-        for e in world.elements(f.source.name):
-            value, why = attempt(lambda e=e, f=f: value_of(world.value(f.weight, f.source.name, e)))
-            if why:
-                return f"{why} at {f.source} {e}" if why == "no value" else ""
-            below = world.below(f.source.name, e, f.target.name)
-            sums[below] = sums.get(below, 0) + value
-    wanted = dict.fromkeys(sums, 1.0)
+    found, why = attempt(lambda: sums(world, cover))
+    if why:
+        return why if why == "no value" else ""
+    wanted = dict.fromkeys(found, 1.0)
     if cover and cover not in (covers := list(world.h.shape.covers(cover[0].target))):
         wanted = share(world, cover, next(c for c in covers if not {*c} & {*cover}))
-    off = (b for b in {*sums, *wanted} if is_off(sums.get(b, 0), wanted.get(b, 0)))
-    return next((f"the weights over {b} sum to {sums.get(b, 0)}, of {wanted.get(b, 0)}" for b in off), "")
+    off = (b for b in {*found, *wanted} if is_off(found.get(b, 0), wanted.get(b, 0)))
+    return next((f"the weights over {b} sum to {found.get(b, 0)}, of {wanted.get(b, 0)}" for b in off), "")
 
 
 def share(world: World, part: tuple[Fibration, ...], cover: tuple[Fibration, ...]) -> dict[Any, float]:
@@ -252,32 +258,10 @@ class OlderLaw:
         for v in mine if self.checks_refutations else ():
             concrete = getattr(v.counterexample, "concrete", None)
             if v.status == "refuted" and concrete is not None:
-                world = World(h, batch_of(h, concrete))
+                world = World(h, batch_of(h, v.counterexample))
                 if not self.wrong(world, v):
                     return statuses, f"wrong refutation: {v.subject}: {v.counterexample}"
         return statuses, ""
-
-
-def batch_of(h: Hierarchy, c: Any) -> Batch:
-    """The batch of a counterexample."""
-    places = [(leaf, i) for leaf in h.leaves for i in range(c.size[leaf])]
-    labels = {
-        s.name: [c.below(leaf, i, s) if s in c.shape.coarser(leaf) else None for leaf, i in places]
-        for s in c.shape.strata
-        if s not in h.leaves and s.name != "batch"
-    }
-    first = {leaf: next((k for k, p in enumerate(places) if p[0] == leaf), 0) for leaf in h.leaves}
-    attributes = {
-        a.name: {i + first.get(a.on, 0): v for i, v in enumerate(values)} for a, values in c.attributes.items()
-    }
-    parameters: dict[str, Any] = {}
-    for p, v in c.parameters.items():
-        if hasattr(p, "channel"):
-            parameters.setdefault(p.parameter.name, {})[p.channel] = v
-        else:
-            parameters[p.name] = v
-    n = len(places)
-    return Batch([leaf for leaf, _ in places], labels, [0] * n, [1] * n, {"old": [-1] * n}, attributes, parameters)
 
 
 JUDGES = (

@@ -34,6 +34,7 @@ from fibration import (
 )
 from fibration.errors import FibrationError
 from fibration.language.atoms import Summary
+from fibration.language.conditions import Equal, One
 from fibration.language.expressions import Expression
 from fibration.language.pairs import pair
 from fibration.language.traversal import atoms
@@ -42,6 +43,7 @@ from fibration.laws.equivalent.same_loss import NoBatchError, is_the_same, same_
 from fibration.laws.equivalent.search import difference
 from fibration.laws.law import Proved, Unknown
 from fuzz.batches import Batches, constants
+from fuzz.dual_numbers import value_of
 from fuzz.generate import (
     PARAMETERS,
     SETTINGS,
@@ -57,6 +59,7 @@ from fuzz.generate import (
 )
 from fuzz.judges.judge import NothingDrawn, OfHierarchy, attempt, of_batch, verdicts
 from fuzz.rewriting import Rewriting
+from fuzz.witnesses import are_close, world_of
 from fuzz.world import Batch, World
 
 SAME, RARE, ANY, NONE = "same", "rare", "any", "no batch"
@@ -73,7 +76,7 @@ class OfBoth:
     """Two hierarchies of one setting as what batches are drawn for."""
 
     def __init__(self, *both: Hierarchy) -> None:
-        self.first, self.both = both[0], both
+        self.first, self.both = max(both, key=lambda h: len(h.strata)), both
         for name in ("attributes", "parameters", "policies", "penalties"):
             setattr(self, name, {k: v for h in both for k, v in getattr(h, name).items()})
 
@@ -302,11 +305,19 @@ class OfPair:
             yield replace(self, when=self.when[1:])
 
     def is_met(self, batch: Batch) -> bool:
-        """Whether the comparisons among the conditions hold at every token."""
-        asked = [c for c in self.when if isinstance(c, Expression)]
+        """Whether the conditions hold on a batch, beside those on policies, as which it is drawn."""
         world = World(self.first, batch)
-        held, no = attempt(lambda: all(bool(world.at_token(c, i)) for c in asked for i in range(world.n)))
+        held, no = attempt(lambda: all(self._holds(c, world) for c in self.when))
         return not no and bool(held)
+
+    @staticmethod
+    def _holds(c: Any, world: World) -> bool:
+        if isinstance(c, One):
+            return len(world.over[c.stratum.name]) == 1
+        if isinstance(c, Equal):
+            each = (tokens for tokens in world.over[c.on.name].values())
+            return all(len({value_of(world.at_token(c.value, i)) for i in tokens}) == 1 for tokens in each)
+        return not isinstance(c, Expression) or all(bool(world.at_token(c, i)) for i in range(world.n))
 
     def has_batch(self, rng: random.Random, n: int) -> bool:
         """Whether a batch is drawn that meets the conditions."""
@@ -402,6 +413,21 @@ class Pairs:
             if apart:
                 return [status], f"wrong proof: {proof.argument}: {apart}"
         return [status], ""
+
+
+def told_apart(p: Any, n: int = 20) -> str:
+    """A batch of `n` on which two losses with conditions and parameters (`loss_pairs.Pair`) differ."""
+    both = pair(p.first, p.second, p.when, p.parameters)
+    return OfPair(ANY, both.first, both.second, both.when).told_apart(random.Random(0), n)
+
+
+def shows(witness: Any, p: Any) -> None:
+    """The coefficients of a counterexample to such a pair are those of the definition, and differ."""
+    values, both = witness.values, pair(p.first, p.second, p.when, p.parameters)
+    for h, key in ((both.first, "coefficients"), (both.second, "other_coefficients")):
+        assert are_close(world_of(h, witness).coefficients, values[key])
+    place = values["tokens"].index(values["token"])
+    assert values["coefficients"][place] != values["other_coefficients"][place]
 
 
 def where_condition(c: Expression, a: Expression, b: Expression) -> Expression:
