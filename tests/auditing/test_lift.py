@@ -25,9 +25,13 @@ LIFTED = (
     "sequence_tis tis topr truly_ppo vespo"
 ).split()
 NOT = {
-    "best_of_group": "no advantages", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
+    "best_of_group": "64 paths", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
     "prefix_is": "some of the tokens", "dr_grpo": "something else on",
 }  # fmt: skip
+OF_REWARDS = (
+    "dapo_rewards dr_grpo_rewards grpo_k2 grpo_k3 grpo_rewards grpo_rk3 kimi_k15 kimi_k2 maxrl opo "
+    "reinforce_pp_baseline rloo"
+).split()
 VALUED = "bapo dapo decoupled_ppo grpo m2po ppo ppo_entropy prime_rl tis truly_ppo gspo luspo".split()
 token, trajectory = Stratum("token"), Stratum("trajectory")
 
@@ -80,10 +84,16 @@ def in_order(log_probs, old_log_probs, advantages, mask):
     return -(torch.exp(log_probs - old_log_probs) * place * advantages[:, None] * mask).sum()
 
 
+def _is_full(b):
+    groups = [r.group for r in b.rows]
+    return min(map(groups.count, groups)) > 1
+
+
 def alike(h, subject):
     """Whether a declaration has a function's coefficients, on batches of every spread and padding."""
     reference = Reference.of(h, subject)
-    for b in (*small(), *on_policy(), *off_policy()):
+    each = (b for b in (*small(), *on_policy(), *off_policy()) if not subject.reads_rewards or _is_full(b))
+    for b in each:
         mine, theirs = subject.evaluate(b).coefficients, reference.evaluate(b).coefficients
         close = np.abs(mine - theirs) <= 2e-6 * np.abs(mine).max(initial=0) + 1e-15
         assert close.all(), (b, mine, theirs)
@@ -91,12 +101,57 @@ def alike(h, subject):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", LIFTED)
+@pytest.mark.parametrize("name", [*LIFTED, *OF_REWARDS])
 def test_published_formulas_have_declarations_with_their_gradients(name):
     call = function(name, parameters(name))
     h = lift(call, name)
     assert alike(h, Function(call, name))
-    assert (h.objective.estimator == "ratio") is (name in (*VALUED, "gspo_token"))
+    is_score = "opo rloo kimi_k15 kimi_k2".split()
+    assert (h.objective.estimator == "ratio") is (name in {*VALUED, *OF_REWARDS, "gspo_token"} - {*is_score})
+
+
+BASELINES = {
+    "none": (lambda r, same: 0, "reward"),
+    "group": (lambda r, same: r[same].mean(), "mean(reward, over=prompt_group, of=trajectory)"),
+    "others": (
+        lambda r, same: (r[same].sum() - r[0]) / (same.sum() - 1),
+        "mean(reward, over=prompt_group, of=trajectory, others=True)",
+    ),
+    "batch": (lambda r, same: r.mean(), "mean(reward, over=batch, of=trajectory)"),
+    "other rows": (lambda r, same: r[1:].mean(), "mean(reward, over=batch, of=trajectory, others=True)"),
+}
+SPREADS = {
+    "none": (lambda r, same: 1, ""),
+    "group": (lambda r, same: r[same].std() + 1e-6, "deviation(reward, over=prompt_group, of=trajectory)"),
+    "of n": (lambda r, same: r[same].std(unbiased=False) + 1e-4, "sqrt(mean((reward - mean(reward"),
+    "batch": (lambda r, same: r.std() + 1e-8, "deviation(reward, over=batch, of=trajectory)"),
+    "variance": (lambda r, same: (r[same].var() + 1e-5).sqrt(), "sqrt(1e-05 + deviation(reward, over=prompt_group"),
+}
+
+
+def of_rewards(baseline, spread):
+    def loss(log_probs, old_log_probs, rewards, mask, group_ids):
+        each = []
+        for i in range(len(rewards)):  # its own reward first
+            order = torch.cat([torch.tensor([i]), torch.arange(i), torch.arange(i + 1, len(rewards))])
+            r, same = rewards[order], group_ids[order] == group_ids[i]
+            each.append((rewards[i] - BASELINES[baseline][0](r, same)) / SPREADS[spread][0](r, same))
+        return pg(log_probs, old_log_probs, torch.stack(each), mask)
+
+    return loss
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_advantages_that_a_function_makes_of_rewards_are_declared(baseline, spread):
+    call = of_rewards(baseline, spread)
+    h = lift(call)
+    assert BASELINES[baseline][1] in str(h.advantages) and SPREADS[spread][1] in str(h.advantages)
+    assert alike(h, Function(call, "call")) and ("baseline" in h.gives_up) is (spread != "none")
+    assert "where(residual <= 0.28, residual, 0.28)" in str(h.gate(token))
+    if (baseline, spread) == ("others", "none"):
+        assert h.verify().ok
 
 
 def test_the_page_counts_the_formulas_that_have_declarations():

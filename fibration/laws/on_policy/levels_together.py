@@ -18,13 +18,14 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual
+from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual, token_log_ratio
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import gates
 from fibration.language.operators import NOT_NEGATIVE, Signs
-from fibration.language.sympy_bridge import cancelled, flowing, show, symbol, vanishes
-from fibration.language.traversal import substitute
+from fibration.language.statistics import Aggregate
+from fibration.language.sympy_bridge import cancelled, flowing, show, symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms, substitute
 from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.claim import divided, inside
 from fibration.laws.signs.neighbourhood import Neighbourhood, is_kinked
@@ -124,6 +125,13 @@ class Stack:
         """What the gates add up to where every density is 0."""
         return flowing(meeting.difference).subs(self.variables)
 
+    @cached_property
+    def still(self) -> dict[Any, int]:
+        """Sums and means of log ratios that gates read: they are 0 at `r = 1`."""
+        read = (a for s in self.path for a in atoms(self.level(s), Aggregate) if a.kind in ("mean", "total"))
+        inner = (a for a in read if not atoms(a.formula, Aggregate))
+        return {symbol(a): 0 for a in inner if vanishes(to_sympy(a.formula).subs(symbol(token_log_ratio), 0))}
+
     def is_flat(self, meeting: Meeting) -> bool:
         """Whether the difference has slope 0 where every density is 0."""
         gradient = (flowing(sympy.diff(meeting.difference, v)).subs(self.variables) for v in self.variables)
@@ -199,7 +207,8 @@ def reference_values(subject: Subject, flat: bool, still: bool = False) -> dict[
             return None
         if still and not all(stack.is_still(m) for m in meetings):
             return None
-        values = [stack.at_reference(m) for m in meetings]
+        # a statistic moves with the log ratios, so that nothing is said of slopes beside its value at r = 1
+        values = [stack.at_reference(m).subs({} if flat else stack.still) for m in meetings]
         for (a, v), (b, w) in itertools.combinations(zip(meetings, values, strict=True), 2):
             if flat and merged(dict(a.conditions), dict(b.conditions)) is not None and not vanishes(v - w):
                 return None
