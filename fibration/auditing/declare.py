@@ -93,11 +93,12 @@ ROOTS = [{"row": Fraction(k, 2)} for k in (1, -1)]
 def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
     """A loss function as a declaration with the function's gradient, for batches of all sizes.
 
-    - `function`: as in `audit`; it takes advantages. It is called, and its program recorded.
+    - `function`: as in `audit`; it takes advantages, or rewards. It is called, and its program recorded.
     - `name`: of the hierarchy. Default: the function's.
 
     The declaration has the function's gradient, and its value if that is a sum over tokens, or over rows of a mean log
-    ratio. Otherwise it is a score estimator, `J = Σ μ·stop(𝒢)·A·log π`. Parameters are numbers.
+    ratio. Otherwise it is a score estimator, `J = Σ μ·stop(𝒢)·A·log π`. Parameters are numbers. Advantages that come of
+    rewards are declared as a formula of them.
 
     Its coefficients are proved equal to the function's on three small batches, of sizes that it was not read from, for
     all log-probs and advantages that meet no bound exactly; and compared on rows of up to 61 tokens.
@@ -119,16 +120,15 @@ def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
 
 def _place(subject: Function, error: Exception) -> str:
     """The first line of the function whose value has no words for this reason: `line 7 of my.py`; '' if none."""
-    file, values, decided_in = file_of(subject.call), list[tuple[int, Any]](), [0]
-    lengths, groups, places = STRUCTURES[-1]
-    made = drawn(3, lengths, 0.3, groups=groups)
+    file, made = file_of(subject.call), drawn(3, STRUCTURES[-1][0], 0.3, groups=STRUCTURES[-1][1])
+    values, conditions = list[tuple[int, Any]](), [0]  # with their lines
 
     def watch(value: Any) -> None:
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code.co_filename != file:
             frame = frame.f_back
         if frame is not None and isinstance(value, Atom):
-            decided_in[0] = frame.f_lineno
+            conditions.append(frame.f_lineno)
         elif frame is not None:
             values.append((frame.f_lineno, value))
 
@@ -140,12 +140,11 @@ def _place(subject: Function, error: Exception) -> str:
         except Lack as lack:
             return str(lack) != str(error)
 
-    line = 0
     try:
         subject.traced(made, watch)
-        line = next((n for n, v in values if not all(has_words(v, mine) for mine in places)), 0)
+        line = next((n for n, v in values if not all(has_words(v, mine) for mine in STRUCTURES[-1][2])), 0)
     except (Untraced, FibrationError):
-        line = decided_in[0]
+        line = conditions[-1]
     return where(subject.call, error) or (f"line {line} of {Path(file).name}" if line else "")
 
 
@@ -154,21 +153,20 @@ def _declared(subject: Function, name: str) -> Hierarchy:
     if subject.moves != "log_probs" or not (subject.reads_advantages or subject.reads_rewards):
         raise Lack("neither advantages nor rewards among the arguments")
     programs = [_program(subject, drawn(3, lengths, 0.3, groups=groups)) for lengths, groups, _ in STRUCTURES]
-    lack: Exception | None = None
-    for view in itertools.starmap(View, itertools.product(FORMS, *[(False, True)[: 1 + subject.reads_rewards]] * 2)):
+    either = (False, True) if subject.reads_rewards else (False,)
+    lack: Exception = Lack("")
+    for view in itertools.starmap(View, itertools.product(FORMS, either, either)):
         try:
-            seen = [_seen(subject, *p, mine, view) for p, (*_, places) in zip(programs, STRUCTURES) for mine in places]
+            each = ((p, mine) for p, (*_, places) in zip(programs, STRUCTURES, strict=True) for mine in places)
+            seen = [_seen(subject, *p, mine, view) for p, mine in each]
             for is_apart in (True, False):
-                try:
+                with suppress(*(Lack, Untraced, FibrationError) if is_apart else ()):
                     h = _with_weights(name, seen, view.form, is_apart)
                     _check(subject, h)
                     return h
-                except (Lack, Untraced, FibrationError):
-                    if not is_apart:
-                        raise
         except (Lack, Untraced, FibrationError) as error:
             lack = lack if any(view[1:]) else error  # the other views are no more telling
-    raise lack or Lack("nothing")
+    raise lack
 
 
 def _with_weights(name: str, seen: Sequence[Any], form: str, is_apart: bool) -> Hierarchy:
@@ -226,14 +224,15 @@ def _times_own(part: Callable[[Mapping[Atom, Any]], Any], of_rewards: Any, own: 
     That it is a multiple of the advantage there is not shown here, but by the proof of the declaration.
     """
     nothing: dict[Atom, Any] = dict.fromkeys(f.free(of_rewards), 0)
-    draw = np.random.default_rng(0)
-    for _ in range(DRAWS):
-        at = {v: Fraction(int(n), 4) for v, n in zip(nothing, draw.integers(-8, 9, len(nothing)), strict=True)}
+    some: dict[bool, tuple[Any, dict[Atom, Any]]] = {}  # by whether the advantage has the sign
+    for numbers in np.random.default_rng(0).integers(-8, 9, (DRAWS, len(nothing))):
+        at = {v: Fraction(int(n), 4) for v, n in zip(nothing, numbers, strict=True)}
         (a,) = f.substituted([of_rewards], at)
-        if math.isfinite(a) and a * sign > 0:
-            break
-    else:
-        raise Lack("rewards that push no token" if sign > 0 else "rewards that push every token up")
+        if math.isfinite(a) and a:
+            some.setdefault(a * sign > 0, (a, at))
+    if not some:
+        raise Lack("rewards that push no token at ratio 1")
+    a, at = some.get(True) or some[False]  # advantages may have one sign alone
     rest = part(nothing) if f.substituted([of_rewards], nothing)[0] == 0 else 0
     return f.add(f.mul(f.sub(part(at), rest), f.div(own, a)), rest)
 
@@ -244,7 +243,7 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_a
     `is_apart`: what frozen policies decide at ratio 1 is a weight too, and no part of the gate.
     """
     counts, of_rows, of_gradients = [s.counts for s, *_ in seen], form == "rows", form == "gradients"
-    values, from_rewards = [number(value_of(weight, c)) for c in counts], seen[0][-1] is not None
+    from_rewards = seen[0][-1] is not None
 
     def of_signs(change: Callable[[Seen, Any, Any], Any], inside: bool) -> tuple[Expression, Expression]:
         each = ([s.tree(change(s, cases[sign], own), inside) for s, own, cases, _ in seen] for sign in (1, -1))
@@ -291,8 +290,8 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_a
         objective = objective.weigh(_one(*of_signs(lambda *x: gated(*x)[1], True)))
     advantages = None
     if from_rewards:
-        each = (s.tree(f.div(x, by), True) for (s, _, _, x), by in zip(seen, values, strict=True))
-        advantages = expression(list(each), counts)
+        each = [s.tree(f.div(x, number(value_of(weight, s.counts))), True) for s, _, _, x in seen]
+        advantages = expression(each, counts)
     is_of_groups = any(group.name in str(e) for e in (made, penalty, condition, objective.weight, advantages))
     formula = operators.stop(penalty) * log_prob(current) if of_gradients else penalty
     given_up = {} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP}

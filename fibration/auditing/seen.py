@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -117,8 +117,11 @@ class Seen:
         if isinstance(x, Atom):
             if x.op == "var" and self.others(x):
                 raise Lack("another token's number, which is in no sum, mean, maximum or deviation")
-            if x.op == "choose" and (largest := self._largest(single(x))) is not None:
-                return largest
+            for sign in (1, -1) if x.op == "choose" else ():
+                if (extreme := self._extreme(_leaves(single(x), sign), sign)) is not None:
+                    return extreme
+            if x.op == "and" and (extreme := self._extreme(_conjuncts(x), -1)) is not None:
+                return f.less(Fraction(1, 2), extreme)
             if x.op == "sqrt" and (spread := self._spread(x.args[0])) and not spread[0]:
                 return f.mul(f.power(spread[1], Fraction(1, 2)), spread[2])
             return single(x) if x.op == "var" else f.built(x.op, *map(self.gathered, x.args))
@@ -215,25 +218,24 @@ class Seen:
         self.sums[variable] = Sum(over, weight, unit, of_rows)
         return single(variable)
 
-    def _largest(self, x: Any) -> Any:
-        """The largest or the smallest of a formula over a row, a group or the batch; None for other formulas."""
+    def _extreme(self, leaves: Sequence[Any], sign: int) -> Any:
+        """The largest (`sign` 1) or the smallest of formulas, one of each place of a row, a group or the batch.
+
+        None for others.
+        """
         groups, (row, *_) = [r.group for r in self.batch.rows], self.mine
         scopes: dict[str, Callable[[Place], bool]] = {
             "row": lambda p: p[0] == row, "group": lambda p: groups[p[0]] == groups[row], "batch": lambda p: True,
         }  # fmt: skip
-        for sign in (1, -1):
-            leaves = _leaves(x, sign)
-            places = [max({v.args[1:] for v in f.free(y)}, key=len, default=()) for y in leaves]
-            of_rows = all(len(p) == 1 for p in places)
-            mine = self.mine[: 1 if of_rows else 2]
-            every = {p[: len(mine)] for p in self.batch.places}
-            over = next((n for n, has in scopes.items() if {p for p in every if has(p)} == {*places}), "")
-            if not over or len(leaves) != len({*places}):
-                continue
-            unit = leaves[places.index(mine)]
-            if all(same(self._as(y, p, mine), unit) for y, p in zip(leaves, places, strict=True)):
-                return f.mul(sign, self._sum("largest", over, -int(of_rows), f.mul(sign, unit), of_rows))
-        return None
+        places = [_place(y) for y in leaves]
+        of_rows = all(len(p) == 1 for p in places)
+        mine = self.mine[: 1 if of_rows else 2]
+        every = {p[: len(mine)] for p in self.batch.places}
+        over = next((n for n, has in scopes.items() if sorted(filter(has, every)) == sorted(places)), "")
+        unit = leaves[places.index(mine)] if over else 0
+        if not over or not all(same(self._as(y, p, mine), unit) for y, p in zip(leaves, places, strict=True)):
+            return None
+        return f.mul(sign, self._sum("largest", over, -int(of_rows), f.mul(sign, unit), of_rows))
 
     def _spread(self, x: Any) -> tuple[Any, Any, Any] | None:
         """A number, a factor, and a standard deviation of rewards, whose square times the factor is the rest."""
@@ -345,6 +347,21 @@ class Seen:
             raise Lack(f"the function {x.op}")
         parts = [self.tree(a, inside) for a in x.args]
         return Tree(x.op, tuple(sorted(parts, key=lambda t: t.order) if x.op == "and" else parts))
+
+
+def _place(x: Any) -> Place:
+    return max((v.args[1:] for v in f.free(x)), key=len, default=())
+
+
+def _conjuncts(x: Atom) -> list[Any]:
+    """What has to hold of each place for a condition to hold, as 1 or 0."""
+    found, todo = dict[Place, Any](), [x]
+    while todo:
+        if (c := todo.pop()).op == "and":
+            todo += c.args
+        else:
+            found[_place(c)] = f.both(c, found.get(_place(c), True))
+    return [f.choose(c, 1, 0) for c in found.values()]
 
 
 def _leaves(x: Any, sign: int) -> list[Any]:

@@ -21,12 +21,12 @@ from fibration.language.loading import load, shipped
 
 LIFTED = (
     "aipo aspo attenuated_trajectory bapo ce_gppo cispo cispo_absolute dapo dcpo decoupled_ppo dppo_kl dppo_tv dro fspo "
-    "gmpo grpo gspo gspo_token icepop luspo m2po minirl mis opsm ppo ppo_entropy prime_rl reinforce seq_mask_tis "
-    "sequence_tis tis topr truly_ppo vespo"
+    "gmpo grpo gspo gspo_token icepop luspo m2po minirl mis opsm ppo ppo_entropy prefix_is prime_rl reinforce "
+    "seq_mask_tis sequence_tis tis topr truly_ppo vespo"
 ).split()
 NOT = {
     "best_of_group": "64 paths", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
-    "prefix_is": "some of the tokens", "dr_grpo": "something else on",
+    "ctpo": "product of counts", "dr_grpo": "something else on",
 }  # fmt: skip
 OF_REWARDS = (
     "dapo_rewards dr_grpo_rewards grpo_k2 grpo_k3 grpo_rewards grpo_rk3 kimi_k15 kimi_k2 maxrl opo "
@@ -158,7 +158,8 @@ def test_the_page_counts_the_formulas_that_have_declarations():
     made = {n: function(n, parameters(n)) for n in shipped() if n not in LABELS}
     takes = [n for n, call in made.items() if "advantages" in inspect.signature(call).parameters]
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "audit.md").read_text()
-    assert f"{len(LIFTED)} of {len(takes)} formulas of advantages have a declaration" in page
+    assert f"{len(LIFTED)} of {len(takes)} formulas of advantages" in page
+    assert f"{len(OF_REWARDS)} of {len(made) - len(takes)} formulas of rewards have a declaration" in page
     assert f"rows of up to {max(LARGE)} tokens" in page
 
 
@@ -221,13 +222,89 @@ def test_a_law_that_a_function_breaks_is_refuted():
         compile(lift(cubed))
 
 
-IN_ORDER = rf"sort.*line {inspect.getsourcelines(in_order)[1] + 1} of test_lift.py"
+def vetoed(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+    ratio, rho = (log_probs - old_log_probs).exp(), (old_log_probs - rollout_log_probs).exp()
+    wild = ((rho < 0.5) | (rho > 2.0)) & mask.bool()
+    return -(ratio * ~wild.any(-1, keepdim=True) * advantages[:, None] * mask).sum() / mask.sum()
 
 
-@pytest.mark.parametrize(("call", "found"), [(long_rows, "of up to 61 tokens"), (in_order, IN_ORDER)])
-def test_a_function_that_is_another_for_other_sizes_has_no_declaration(call, found):
-    with pytest.raises(AuditError, match=found):
+def least_of_group(log_probs, old_log_probs, advantages, mask, group_ids):
+    x = log_probs - old_log_probs
+    low = x.detach().masked_fill(mask == 0, torch.inf).amin(-1)
+    each = torch.stack([low[group_ids == g].min() for g in group_ids])
+    return -(x.exp() * (each > -0.7)[:, None] * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def less_the_best(log_probs, old_log_probs, rewards, mask, group_ids):
+    a = rewards - torch.stack([rewards[group_ids == g].max() for g in group_ids])
+    return -((log_probs - old_log_probs).exp() * a[:, None] * mask).sum() / mask.sum()
+
+
+def later_tokens(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    later = x.detach().flip(-1).cumsum(-1).flip(-1)
+    return -(x.exp() * (later < 0.4) * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def of_prefixes(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    before = x.detach().cumsum(-1) - x.detach()
+    return -(x.exp() * before.exp() * advantages[:, None] * mask).sum() / mask.sum()
+
+
+WORDS = {
+    vetoed: "1, 0), over=trajectory)", least_of_group: "largest(-token_log_ratio, over=prompt_group)",
+    less_the_best: "reward - largest(reward, over=prompt_group, of=trajectory)",
+    later_tokens: "after(token_log_ratio, over=trajectory) + token_log_ratio",
+    of_prefixes: "before(token_log_ratio, over=trajectory)",
+}  # fmt: skip
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("call", WORDS)
+def test_maxima_and_order_have_words(call):
+    h = lift(call)
+    assert WORDS[call] in str(h) and alike(h, Function(call, "call"))
+
+
+def test_a_ratio_that_a_row_shares_is_1_at_ratio_1():
+    found = lift(of_row_means).verify()
+    assert next(v.status for v in found.verdicts if v.law == "gradient") == "proved"
+
+
+def covariances(log_probs, old_log_probs, advantages, mask):
+    x, a = (log_probs - old_log_probs) * mask, advantages[:, None] * mask
+    moved = x.mean() * a.mean()
+    return -(x.exp() * moved.detach() * a).sum() / mask.sum()
+
+
+def of_neighbours(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    last = torch.roll(x.detach(), 1, -1)
+    return -(x.exp() * last * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def many_paths(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    far = [bool(v > 0.1) for v in x.detach().flatten()]
+    return -(x.exp() * (1 + sum(far)) * advantages[:, None] * mask).sum() / mask.sum()
+
+
+REFUSED = (
+    (in_order, "sort", 1), (covariances, "a product of sums", 2), (of_neighbours, "some of the tokens", 2),
+    (many_paths, "64 paths", 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "found", "line"), REFUSED)
+def test_a_refusal_names_what_has_no_words_and_its_line(call, found, line):
+    with pytest.raises(AuditError, match=rf"{found}.*line {inspect.getsourcelines(call)[1] + line} of test_lift.py"):
         lift(call)
+
+
+def test_a_function_that_is_another_for_other_sizes_has_no_declaration():
+    with pytest.raises(AuditError, match="of up to 61 tokens"):
+        lift(long_rows)
 
 
 SOURCE = """
