@@ -125,7 +125,6 @@ SPREADS = {
     "group": (lambda r, same: r[same].std() + 1e-6, "deviation(reward, over=prompt_group, of=trajectory)"),
     "of n": (lambda r, same: r[same].std(unbiased=False) + 1e-4, "sqrt(mean((reward - mean(reward"),
     "batch": (lambda r, same: r.std() + 1e-8, "deviation(reward, over=batch, of=trajectory)"),
-    "variance": (lambda r, same: (r[same].var() + 1e-5).sqrt(), "sqrt(1e-05 + deviation(reward, over=prompt_group"),
 }
 
 
@@ -274,8 +273,8 @@ def test_a_ratio_that_a_row_shares_is_1_at_ratio_1():
 
 def covariances(log_probs, old_log_probs, advantages, mask):
     x, a = (log_probs - old_log_probs) * mask, advantages[:, None] * mask
-    moved = x.mean() * a.mean()
-    return -(x.exp() * moved.detach() * a).sum() / mask.sum()
+    moved = x.sum(-1) * (a * x).sum(-1)
+    return -(x.exp() * moved.detach()[:, None] * a).sum() / mask.sum()
 
 
 def of_neighbours(log_probs, old_log_probs, advantages, mask):
