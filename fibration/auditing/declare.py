@@ -12,45 +12,63 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fibration.auditing import formula as f
-from fibration.auditing.batch import drawn
+from fibration.auditing.batch import UNDER, Batch, drawn
 from fibration.auditing.formula import SIMPLE, Atom, Formula, Untraced, atom, number, short, single
-from fibration.auditing.function import Function, name_of, where
+from fibration.auditing.function import Function, file_of, name_of, where
 from fibration.auditing.prove import Case, decided, equal, same
 from fibration.auditing.record import Traced
 from fibration.auditing.reference import ARGUMENT_OF, Reference
-from fibration.auditing.seen import EXACT, WIDE, Lack, Place, Seen, Tree
+from fibration.auditing.seen import EXACT, SPREADS, WIDE, Lack, Place, Seen, Tree
 from fibration.errors import AuditError, FibrationError
 from fibration.language import operators
-from fibration.language.atoms import BATCH, Count, Stratum, advantage, count, residual, token_log_ratio
+from fibration.language.atoms import BATCH, Count, Stratum, advantage, count, residual, reward, token_log_ratio
 from fibration.language.decompositions import log_ratio, ratio_deviation
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate, zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, uniform
 from fibration.language.objectives import Objective
+from fibration.language.order import after, before
 from fibration.language.policies import log_prob, policies
-from fibration.language.statistics import Aggregate, total
+from fibration.language.statistics import Aggregate, deviation, largest, mean, total
 from fibration.language.traversal import transform
 
 STRUCTURES = (
-    (((3, 1, 2, 4, 1, 2), (0, 0, 0, 0, 1, 1)), ((0, 0), (3, 1))),
-    (((4, 1, 3, 2, 2, 1, 1), (0, 0, 0, 1, 1, 2, 2)), ((0, 1), (2, 0))),
-)  # rows, their groups, and the tokens whose formulas are read
+    ((5, 1, 2, 1, 2), (0, 0, 0, 1, 1), ((0, 2),)),
+    ((6, 1, 2, 5, 1, 2, 1, 1, 1), (0, 0, 0, 1, 1, 1, 1, 2, 2), ((0, 3), (3, 2))),
+)  # rows, their groups, and the tokens whose formulas are read. No two products of few counts are alike on these. Two
+# tokens lie before and after each, and the other rows of its group have other lengths: no sum is taken for another.
+
+
+class View(NamedTuple):
+    """How a function is read. `without_own`: sums over rows leave out the own one. `of_policies`: advantages that come
+    of rewards read log-probs of frozen policies too.
+    """
+
+    form: str
+    without_own: bool
+    of_policies: bool
+
+
 LARGE = tuple(1 + k * k % 61 for k in range(1, 41))  # rows on which numbers are compared
 FORMS = ("tokens", "rows", "gradients")  # a value that is a sum over tokens, or over rows of a mean log ratio; no value
 OF_ROWS = "one ratio per row: what single tokens do beyond their mean is dropped"
 FROZEN = {"old_log_probs", "ref_log_probs", "rollout_log_probs"}
 GIVEN_UP = "read from a function: it has the function's gradient, and no value"
+DIVIDED = "read from a function: it divides rewards by a deviation, which an answer's own reward is part of"
 IN_GATE = "total(1,"  # a count of tokens that is no part of the weight
+DRAWS = 40  # of rewards, for advantages of both signs
 DIGITS = 12  # characters of a number that may be simpler in other words
 EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-4)  # that functions add to a divisor
 token, row, group, batch = (Stratum(name) for name in ("token", "trajectory", "prompt_group", BATCH))
@@ -68,17 +86,19 @@ FURTHER = [
     {n: p for n, p in zip(COUNTS, powers, strict=True) if p}
     for powers in itertools.product((0, -1, 1), repeat=len(COUNTS)) if 0 < sum(map(abs, powers)) <= 2
 ]  # fmt: skip
+LESS_ONE: list[Weight] = [({n: -1}, n, -1.0) for n in ("rows of the group", "rows", "batch")]
 ROOTS = [{"row": Fraction(k, 2)} for k in (1, -1)]
 
 
 def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
     """A loss function as a declaration with the function's gradient, for batches of all sizes.
 
-    - `function`: as in `audit`; it takes advantages. It is called, and its program recorded.
+    - `function`: as in `audit`; it takes advantages, or rewards. It is called, and its program recorded.
     - `name`: of the hierarchy. Default: the function's.
 
     The declaration has the function's gradient, and its value if that is a sum over tokens, or over rows of a mean log
-    ratio. Otherwise it is a score estimator, `J = Σ μ·stop(𝒢)·A·log π`. Parameters are numbers.
+    ratio. Otherwise it is a score estimator, `J = Σ μ·stop(𝒢)·A·log π`. Parameters are numbers. Advantages that come of
+    rewards are declared as a formula of them.
 
     Its coefficients are proved equal to the function's on three small batches, of sizes that it was not read from, for
     all log-probs and advantages that meet no bound exactly; and compared on rows of up to 61 tokens.
@@ -93,29 +113,59 @@ def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
         raise AuditError(
             f"'{name}' has no declaration for all sizes",
             required="a gradient of each token's own numbers, and of sums over its row, group or batch",
-            found=str(error).partition("\n")[0] + (f", in {place}" if (place := where(function, error)) else ""),
+            found=str(error).partition("\n")[0] + (f", in {place}" if (place := _place(subject, error)) else ""),
             remedy="fibration audit says what it is on small batches",
         ) from error
 
 
+def _place(subject: Function, error: Exception) -> str:
+    """The first line of the function whose value has no words for this reason: `line 7 of my.py`; '' if none."""
+    file, made = file_of(subject.call), drawn(3, STRUCTURES[-1][0], 0.3, groups=STRUCTURES[-1][1])
+    values, conditions = list[tuple[int, Any]](), [0]  # with their lines
+
+    def watch(value: Any) -> None:
+        frame: Any = sys._getframe()
+        while frame is not None and frame.f_code.co_filename != file:
+            frame = frame.f_back
+        if frame is not None and isinstance(value, Atom):
+            conditions.append(frame.f_lineno)
+        elif frame is not None:
+            values.append((frame.f_lineno, value))
+
+    def has_words(value: Any, mine: Place) -> bool:
+        at = {made.mask.shape: mine, made.mask.shape[:1]: mine[:1], (): ()}.get(value.shape)
+        seen = Seen(made, mine)
+        try:
+            return at is None or bool(seen.tree(seen.gathered(value[at])))
+        except Lack as lack:
+            return str(lack) != str(error)
+
+    try:
+        subject.traced(made, watch)
+        line = next((n for n, v in values if not all(has_words(v, mine) for mine in STRUCTURES[-1][2])), 0)
+    except (Untraced, FibrationError):
+        line = conditions[-1]
+    return where(subject.call, error) or (f"line {line} of {Path(file).name}" if line else "")
+
+
 def _declared(subject: Function, name: str) -> Hierarchy:
     """The declaration with the function's value, if that is a sum over tokens, or else with its gradient alone."""
-    if subject.moves != "log_probs" or not subject.reads_advantages:
-        raise Lack("no advantages among the arguments")
+    if subject.moves != "log_probs" or not (subject.reads_advantages or subject.reads_rewards):
+        raise Lack("neither advantages nor rewards among the arguments")
+    programs = [_program(subject, drawn(3, lengths, 0.3, groups=groups)) for lengths, groups, _ in STRUCTURES]
+    either = (False, True) if subject.reads_rewards else (False,)
     lack: Exception = Lack("")
-    for form in FORMS:
+    for view in itertools.starmap(View, itertools.product(FORMS, either, either)):
         try:
-            seen = [s for shape, places in STRUCTURES for s in _seen(subject, shape, places, form)]
+            each = ((p, mine) for p, (*_, places) in zip(programs, STRUCTURES, strict=True) for mine in places)
+            seen = [_seen(subject, *p, mine, view) for p, mine in each]
+            for is_apart in (True, False):
+                with suppress(*(Lack, Untraced, FibrationError) if is_apart else ()):
+                    h = _with_weights(name, seen, view.form, is_apart)
+                    _check(subject, h)
+                    return h
         except (Lack, Untraced, FibrationError) as error:
-            lack = error
-            continue
-        for is_apart in (True, False):
-            try:
-                h = _with_weights(name, seen, form, is_apart)
-                _check(subject, h)
-                return h
-            except (Lack, Untraced, FibrationError) as error:
-                lack = error
+            lack = lack if any(view[1:]) else error  # the other views are no more telling
     raise lack
 
 
@@ -132,23 +182,59 @@ def _with_weights(name: str, seen: Sequence[Any], form: str, is_apart: bool) -> 
     return min(made, key=lambda h: (repr(h).count(IN_GATE), repr(h).count("count(")))
 
 
-def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> Iterator[tuple[Seen, Any, Any]]:
-    """What tokens see of a batch, their advantages, and their parts of the loss where these are above and below 0."""
-    lengths, groups = shape
-    made = drawn(3, lengths, 0.3, groups=groups)
+def _program(subject: Function, made: Batch) -> tuple[Batch, list[Any]]:
+    """A batch, and the objective and the coefficients of tokens as formulas of log ratios."""
     program = subject.traced(made)
-    found = subject.of_tokens(program, made) if form == "gradients" else [f.neg(program.loss)]
+    found = [f.neg(program.loss), *subject.of_tokens(program, made)]
     if "old_log_probs" in subject.roles:  # π = r·π_old
         of = {p: [single(atom("var", role, *p)) for role in ("x", "old_log_probs")] for p in made.places}
         found = f.substituted(found, {atom("var", "log_probs", *p): f.add(*each) for p, each in of.items()})
-    for mine in places:
-        seen = Seen(made, mine)
-        own = single(atom("var", "advantages", *(mine if subject.per_token else mine[:1])))
-        each = found[made.places.index(mine)] if form == "gradients" else seen.own_terms(found[0], form)
-        each = each if form == "rows" else seen.gathered(each)
-        ends = {1: (0.0, math.inf), -1: (-math.inf, 0.0)}
-        order = lambda key, seen=seen: seen.tree(key).order  # noqa: E731
-        yield seen, own, {sign: decided(each, Case({own: end}), order) for sign, end in ends.items()}
+    return made, found
+
+
+def _seen(
+    subject: Function, made: Batch, found: list[Any], mine: Place, view: View
+) -> tuple[Seen, Any, dict[int, Any], Any]:
+    """What a token sees, its advantage, and its part of the loss where that is above and below 0.
+
+    The last item is the advantage as a formula of rewards, times the weight of the token; None if it is given.
+    """
+    seen, coefficient = Seen(made, mine, view.without_own), found[1 + made.places.index(mine)]
+    own = single(atom("var", "advantages", *(mine if subject.per_token else mine[:1])))
+
+    def part(at: Mapping[Atom, Any]) -> Any:
+        (x,) = f.substituted([coefficient if view.form == "gradients" else found[0]], at)
+        each = x if view.form == "gradients" else seen.own_terms(x, view.form)
+        return each if view.form == "rows" else seen.gathered(each)
+
+    of_rewards = None
+    if subject.reads_rewards:
+        moving = ("x", "log_probs") if view.of_policies else ("x", *UNDER)
+        (of_rewards,) = f.substituted([coefficient], {v: 0 for v in f.free(coefficient) if v.args[0] in moving})
+    cases = {}
+    for sign, end in {1: (0.0, math.inf), -1: (-math.inf, 0.0)}.items():
+        each = part({}) if of_rewards is None else _times_own(part, of_rewards, own, sign)
+        cases[sign] = decided(each, Case({own: end}), lambda key: seen.tree(key).order)
+    return seen, own, cases, None if of_rewards is None else seen.gathered(of_rewards)
+
+
+def _times_own(part: Callable[[Mapping[Atom, Any]], Any], of_rewards: Any, own: Any, sign: int) -> Any:
+    """A token's part of the loss, of its advantage: what it is at rewards that give the advantage this sign.
+
+    That it is a multiple of the advantage there is not shown here, but by the proof of the declaration.
+    """
+    nothing: dict[Atom, Any] = dict.fromkeys(f.free(of_rewards), 0)
+    some: dict[bool, tuple[Any, dict[Atom, Any]]] = {}  # by whether the advantage has the sign
+    for numbers in np.random.default_rng(0).integers(-8, 9, (DRAWS, len(nothing))):
+        at = {v: Fraction(int(n), 4) for v, n in zip(nothing, numbers, strict=True)}
+        (a,) = f.substituted([of_rewards], at)
+        if math.isfinite(a) and a:
+            some.setdefault(a * sign > 0, (a, at))
+    if not some:
+        raise Lack("rewards that push no token at ratio 1")
+    a, at = some.get(True) or some[False]  # advantages may have one sign alone
+    rest = part(nothing) if f.substituted([of_rewards], nothing)[0] == 0 else 0
+    return f.add(f.mul(f.sub(part(at), rest), f.div(own, a)), rest)
 
 
 def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_apart: bool) -> Hierarchy:
@@ -157,15 +243,17 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_a
     `is_apart`: what frozen policies decide at ratio 1 is a weight too, and no part of the gate.
     """
     counts, of_rows, of_gradients = [s.counts for s, *_ in seen], form == "rows", form == "gradients"
+    from_rewards = seen[0][-1] is not None
 
     def of_signs(change: Callable[[Seen, Any, Any], Any], inside: bool) -> tuple[Expression, Expression]:
-        each = ([s.tree(change(s, cases[sign], own), inside) for s, own, cases in seen] for sign in (1, -1))
+        each = ([s.tree(change(s, cases[sign], own), inside) for s, own, cases, _ in seen] for sign in (1, -1))
         above, below = (expression(trees, counts) for trees in each)
         return above, below
 
     def gated(s: Seen, x: Any, own: Any) -> tuple[Any, Any]:
         """The gated ratio, and the weight that frozen policies give it."""
-        by = f.mul(own, number(value_of(weight, s.counts) * (s.counts["row"] if of_rows else 1)))
+        by = 1 if from_rewards else value_of(weight, s.counts)  # advantages of rewards are divided by it below
+        by = f.mul(own, number(by * (s.counts["row"] if of_rows else 1)))
 
         def of_case(y: Any) -> Any:
             rest = _without(y, own)
@@ -200,17 +288,25 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_a
     objective = objective.score() if of_gradients else objective
     if is_apart:
         objective = objective.weigh(_one(*of_signs(lambda *x: gated(*x)[1], True)))
-    is_of_groups = any(group.name in str(e) for e in (made, penalty, condition, objective.weight))
+    advantages = None
+    if from_rewards:
+        each = [s.tree(f.div(x, number(value_of(weight, s.counts))), True) for s, _, _, x in seen]
+        advantages = expression(each, counts)
+    is_of_groups = any(group.name in str(e) for e in (made, penalty, condition, objective.weight, advantages))
     formula = operators.stop(penalty) * log_prob(current) if of_gradients else penalty
+    given_up = {} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP}
+    if any(v.args[0] in SPREADS for s, *_ in seen for v in s.sums):
+        given_up["baseline"] = DIVIDED
     return Hierarchy(
         name=name,
         fibrations=[Fibration(token, row, kernel=uniform())] if of_rows else [],
         gates={row: made, token: zero_gate()} if of_rows else {token: made},
         decomposition=log_ratio(scale=1 / COUNTS["row"]) if of_rows else ratio_deviation(),
         groups=[group] if is_of_groups else [],
+        advantages=advantages,
         objective=objective if condition is None else objective.keep(condition),
         penalties={} if str(penalty) == "0" else {"rest": formula},
-        gives_up={} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP},
+        gives_up=given_up,
     )
 
 
@@ -317,7 +413,7 @@ def weights(each: Sequence[Powers]) -> Iterator[Weight]:
 
 def _solved(values: Sequence[Any], counts: Sequence[dict[str, int]]) -> tuple[Any, Weight]:
     """A number of each token as a number times counts."""
-    for weight in weights(({}, *USUAL, *FURTHER, *ROOTS)):
+    for weight in (*weights(({}, *USUAL, *FURTHER, *ROOTS)), *LESS_ONE):
         each = [float(v) / value_of(weight, c) for v, c in zip(values, counts, strict=True)]
         if max(each) - min(each) <= EXACT * max(map(abs, each)):
             return _written(each[0]), weight
@@ -341,7 +437,7 @@ def times(k: Any, weight: Weight, factors: Sequence[Expression] = ()) -> Express
     found = -found if k < 0 else found
     powers, name, epsilon = weight
     for n, p in powers.items():
-        by = COUNTS[n] + epsilon if n == name else COUNTS[n]
+        by = COUNTS[n] if n != name else COUNTS[n] + epsilon if epsilon > 0 else COUNTS[n] - 1
         by = by if abs(p) == 1 else operators.sqrt(by)
         found = found * by if p > 0 else found / by
     return found
@@ -362,22 +458,36 @@ def expression(trees: Sequence[Tree], counts: Sequence[dict[str, int]]) -> Expre
         return READ[first.op]
     if first.op == "own":
         return OWN[first.args[0]]
-    if first.op == "total":
-        over, weight, _ = first.args
-        unit = of(2)
-        return total(unit * COUNTS["row"] if weight > 0 else unit / COUNTS["row"] if weight else unit, PLACES[over])
+    if first.op in STATISTICS:
+        over, weight, _, of_rows = first.args
+        unit, place = of(2), PLACES[over]
+        if of_rows:
+            return STATISTICS[first.op](unit, over=place, of=row)
+        by_length = unit * COUNTS["row"] if weight > 0 else unit / COUNTS["row"] if weight else unit
+        return STATISTICS[first.op](by_length, over=place)
     if first.op == "power":
-        k = first.args[1]
-        return of(0) ** k if k > 0 else 1 / of(0) if k == -1 else (1 / of(0)) ** -k
+        return of(0) ** first.args[1]
     if first.op == "product":
         k, (powers, name, epsilon) = _solved([t.number for t in trees], counts)
-        factors = [of(i) for i in range(1, len(first.args))]
+        below = [i for i, t in enumerate(first.args) if t.op == "power" and t.args[1] < 0]
+        above = [i for i in range(1, len(first.args)) if i not in below]
+        factors = [of(i) for i in above]
         for i, factor in enumerate(factors):
-            over = first.args[i + 1].args[0] if first.args[i + 1].op == "total" else ""
-            if powers.get(over) == -1 and over != name and isinstance(factor, Aggregate):
+            op, (over, *_) = first.args[above[i]].op, first.args[above[i]].args or ("",)
+            if op not in ("total", "others") or not isinstance(factor, Aggregate):
+                continue
+            over = over if factor.of is None else OF_ROWS_OVER[over]
+            less_one = epsilon if over == name else 0
+            if powers.get(over) == -1 and less_one == (-1 if factor.others else 0):
                 factors[i] = replace(factor, kind="mean")
                 powers = {n: p for n, p in powers.items() if n != over}
-        return times(k, (powers, name, epsilon), factors)
+            elif factor.others:
+                raise Lack("a sum over the other rows that is no mean")
+        found = times(k, (powers, name, epsilon), factors)
+        for i in below:
+            divisor, p = expression([t.args[i].args[0] for t in trees], counts), -first.args[i].args[1]
+            found = found / (divisor if p == 1 else divisor**p)
+        return found
     if first.op in ("lt", "le") and first.args[0].op == "product":  # sums beside counts: means beside numbers
         _, (powers, name, _) = _solved([t.args[1].args[0] for t in trees], counts)
         totals = (a.args[0] for a in first.args[0].args if a.op == "total" and not name)
@@ -402,9 +512,21 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 READ = {"residual": residual, "ratio": 1 + residual, "log ratio": operators.log1p(residual)}
 PLACES = {"row": row, "group": group, "batch": batch}
+OF_ROWS_OVER = {"row": "", "group": "rows of the group", "batch": "rows"}
+
+
+def _of_all(unit: Expression, over: Stratum, of: Stratum | None = None) -> Expression:
+    """The deviation with `n` in the place of `n - 1`."""
+    return operators.sqrt(mean((unit - mean(unit, over=over, of=of)) ** 2, over=over, of=of))
+
+
+STATISTICS: dict[str, Callable[..., Expression]] = {
+    "total": total, "others": functools.partial(mean, others=True), "deviation": deviation, "population": _of_all,
+    "largest": largest, "before": before, "after": after,
+}  # fmt: skip
 current, old = policies("current old")
 OWN: dict[str, Expression] = {
-    "x": token_log_ratio, "mean": residual, "advantages": advantage, "log_probs": log_prob(current),
+    "x": token_log_ratio, "mean": residual, "advantages": advantage, "rewards": reward, "log_probs": log_prob(current),
     "old_log_probs": log_prob(old),
     **{role: log_prob(policies(name)[0]) for name, role in ARGUMENT_OF.items()},
 }  # fmt: skip

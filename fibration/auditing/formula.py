@@ -19,7 +19,10 @@ MOST = 150  # products of terms that are multiplied out
 ROUNDING = Fraction(1, 10**15)  # of a float, relative
 SMALL = 1e-14  # what a difference may be in the place of 0
 SHORT = 1e-14  # by which a number may differ from the one that is written, relative
-LATER = {"advantages": 1, "rewards": 1, "x": 2, "mean": 2, "sum": 3}  # variables that come after others in sums
+# variables that come after others in sums
+LATER = {"advantages": 1, "rewards": 1, "x": 2, "mean": 2} | dict.fromkeys(
+    ("sum", "others", "deviation", "population", "largest", "before", "after"), 3
+)
 SIMPLE = 1000  # denominators that a float is read with
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
 from fibration.auditing.formula import Untraced, atom, evaluate, free
-from fibration.auditing.record import Halves, Traced, objects, trace
+from fibration.auditing.record import Halves, Traced, Watch, objects, trace
 from fibration.errors import AuditError, an, listed
 from fibration.language.apart import staying
 
@@ -228,9 +228,9 @@ class Function:
         made = {**dict.fromkeys(UNDER, tokens), **dict.fromkeys(("advantages", "rewards"), given)}
         return {role: variables(role) for role, variables in made.items() if role in self.roles}
 
-    def traced(self, batch: Batch) -> Traced:
+    def traced(self, batch: Batch, watch: Watch | None = None) -> Traced:
         """The program on a batch. Raises Untraced if it has none."""
-        return trace(self.loss, self.given(batch), self.variables(batch))
+        return trace(self.loss, self.given(batch), self.variables(batch), watch)
 
     def formulas(self, batch: Batch) -> list[Any]:
         """The coefficients of tokens, as formulas. Raises Untraced if there are none."""
@@ -432,9 +432,13 @@ def _is(value: object) -> str:
 
 def where(call: Any, error: BaseException) -> str:
     """The last line of the function's own file that an error came through: `line 7 of my.py`; '' if there is none."""
-    file = getattr(getattr(call, "__code__", None), "co_filename", None)
+    file = file_of(call)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"line {lines[-1]} of {Path(str(file)).name}" if lines else ""
+    return f"line {lines[-1]} of {Path(file).name}" if lines else ""
+
+
+def file_of(call: Any) -> str:
+    return str(getattr(getattr(call, "__code__", None), "co_filename", ""))
 
 
 def name_of(call: Any) -> str:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fibration.auditing import formula as f
 from fibration.auditing.formula import Atom, Formula, Untraced, number
 
+Watch = Callable[[Any], None]
 PATHS = 64  # ways through the conditions of a function
 DEEP = 10  # conditions of one path
 
@@ -117,11 +118,14 @@ BY_CONDITION = ("index", "index_put", "_index_put_impl", "masked_select", "nonze
 
 
 class Recorder(TorchDispatchMode):
-    """Formulas beside the numbers of tensors. `decisions`: of the first conditions; numbers decide the others."""
+    """Formulas beside the numbers of tensors. `decisions`: of the first conditions; numbers decide the others.
 
-    def __init__(self, decisions: Sequence[bool]) -> None:
+    `watch` is called with the formulas that an operator makes, and with a condition that has to be decided.
+    """
+
+    def __init__(self, decisions: Sequence[bool], watch: Watch | None = None) -> None:
         super().__init__()
-        self.decisions, self.at = decisions, dict[Atom, float]()
+        self.decisions, self.watch, self.at = decisions, watch, dict[Atom, float]()
         self.guards: list[tuple[Atom, bool]] = []
         self._memory: dict[int, Any] = {}
         self._alive: list[Any] = []
@@ -155,6 +159,8 @@ class Recorder(TorchDispatchMode):
         k = len(self.guards)
         way = self.decisions[k] if k < len(self.decisions) else bool(f.evaluate([c], self.at)[0])
         self.guards.append((c, way))
+        if self.watch:
+            self.watch(c)
         return way
 
     def settled(self, t: Any) -> Any:
@@ -194,6 +200,8 @@ class Recorder(TorchDispatchMode):
         made, out = how(name, func, args, kwargs), func(*args, **kwargs)
         first = out if isinstance(out, Tensor) else out[0]
         self.formulas(first)[...] = np.broadcast_to(made, first.shape)
+        if self.watch:
+            self.watch(self.formulas(first).copy())
         return out
 
     def _pointwise(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -309,7 +317,10 @@ class Traced:
 
 @np.errstate(all="ignore")  # of infinities that a function makes and drops
 def trace(
-    loss: Callable[[Mapping[str, Tensor]], Tensor], given: Mapping[str, Tensor], names: Mapping[str, Any]
+    loss: Callable[[Mapping[str, Tensor]], Tensor],
+    given: Mapping[str, Tensor],
+    names: Mapping[str, Any],
+    watch: Watch | None = None,
 ) -> Traced:
     """The program of a function of tensors by role. `names`: the variables of those whose numbers are not fixed."""
     found: list[Traced] = []
@@ -320,7 +331,7 @@ def trace(
             error.seen = list(next(iter(found[0].coefficients.values())).flat)  # of the argument that moves
             raise error
         prefix = todo.pop()
-        found.append(_path(loss, given, names, prefix))
+        found.append(_path(loss, given, names, Recorder(prefix, watch)))
         ways = [way for _, way in found[-1].guards]
         todo += [(*ways[:k], not ways[k]) for k in range(len(prefix), len(ways))]
 
@@ -337,8 +348,7 @@ def trace(
     return Traced(joined(found, 0, lambda t: t.loss), made)
 
 
-def _path(loss: Any, given: Mapping[str, Tensor], names: Mapping[str, Any], decisions: Sequence[bool]) -> Traced:
-    recorder = Recorder(decisions)
+def _path(loss: Any, given: Mapping[str, Tensor], names: Mapping[str, Any], recorder: Recorder) -> Traced:
     leaves = {role: given[role].clone().requires_grad_() for role in names}
     for role, array in names.items():
         for place, v in np.ndenumerate(array):

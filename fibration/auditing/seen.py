@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from fibration.auditing import formula as f
 from fibration.auditing.batch import Batch
@@ -16,6 +18,8 @@ from fibration.auditing.prove import same
 EXACT = 1e-12  # by which numbers of one meaning may differ, relative
 WIDE = 5  # log ratios beyond it keep their digits as such alone
 WORDS = ("log", "sqrt", "tanh", "atan")  # functions that the language has by these names
+SPREADS = ("deviation", "population")  # with n − 1, and with n
+ORDER = ("before", "after")
 Place = tuple[int, ...]  # a token's row and where it stands there; of a row the first alone
 
 
@@ -59,13 +63,23 @@ def leaf(number: Any) -> Tree:
     return Tree("number", (number,))
 
 
+class Sum(NamedTuple):
+    """A statistic: over what, by which power of their lengths rows count, and of which formula, of rows or tokens."""
+
+    over: str
+    weight: int
+    unit: Any
+    of_rows: bool
+
+
 @dataclass
 class Seen:
     """Formulas as a token sees them: `mine`, its row and place."""
 
     batch: Batch
     mine: Place
-    sums: dict[Any, tuple[str, int, Any]] = field(default_factory=dict)  # by variable: over what, of which formula
+    without_own: bool = False  # sums over rows leave out the own one
+    sums: dict[Any, Sum] = field(default_factory=dict)  # by variable
 
     @property
     def counts(self) -> dict[str, int]:
@@ -78,12 +92,12 @@ class Seen:
     def at_ratio_1(self, x: Any) -> Any:
         """The formula where the log ratios of the token, its row, its group and the batch are 0."""
         moving = {v for v in f.free(x) if v.args[0] in ("x", "mean")}
-        moving |= {v for v in f.free(x) if v in self.sums and same(self.at_ratio_1(self.sums[v][2]), 0)}
+        moving |= {v for v in f.free(x) if v in self.sums and same(self.at_ratio_1(self.sums[v].unit), 0)}
         return f.substituted([x], dict.fromkeys(moving, 0))[0]
 
     def roles(self, x: Any) -> set[str]:
         """What the formula's numbers are: arguments of the function, and the log ratio `x`."""
-        each = (self.roles(self.sums[v][2]) if v in self.sums else {v.args[0]} for v in f.free(x))
+        each = (self.roles(self.sums[v].unit) if v in self.sums else {v.args[0]} for v in f.free(x))
         return set().union(*each)
 
     def others(self, x: Any) -> set[Place]:
@@ -102,12 +116,21 @@ class Seen:
             return x
         if isinstance(x, Atom):
             if x.op == "var" and self.others(x):
-                raise Lack("another token's number")
+                raise Lack("another token's number, which is in no sum, mean, maximum or deviation")
+            for sign in (1, -1) if x.op == "choose" else ():
+                if (extreme := self._extreme(_leaves(single(x), sign), sign)) is not None:
+                    return extreme
+            if x.op == "and" and (extreme := self._extreme(_conjuncts(x), -1)) is not None:
+                return f.less(Fraction(1, 2), extreme)
+            if x.op == "sqrt" and (spread := self._spread(x.args[0])) and not spread[0]:
+                return f.mul(f.power(spread[1], Fraction(1, 2)), spread[2])
             return single(x) if x.op == "var" else f.built(x.op, *map(self.gathered, x.args))
+        if spread := self._spread(x):
+            return f.add(spread[0], f.mul(spread[1], f.power(spread[2], 2)))
         found: Any = 0
         sums: dict[Any, tuple[Any, dict[Place, Any]]] = {}
         for (m, e), c in x.terms.items():
-            mine, theirs, of = c, 1, set[Place | None]()
+            mine, theirs, of = c, 1, set[Place]()
             for part, inner, p in self._factors(m, e):
                 if not self.others(part):
                     mine = f.mul(mine, part)
@@ -116,15 +139,14 @@ class Seen:
                 else:
                     base = self.gathered(inner)
                     mine = f.mul(mine, f.exp(base) if isinstance(inner, Formula) else f.power(base, p))
-                    of |= {None}
-            if len(of) > 1:
-                raise Lack("a product of sums")
-            if not of - {None}:
+            if not of:
                 found = f.add(found, mine)
                 continue
+            if len(of) > 1 or len(f.terms_of(mine)) > 1:
+                raise Lack("a product of sums, as a covariance has")
             factor = 1 if is_number(mine) else from_terms({next(iter(mine.terms)): 1})
             by = sums.setdefault(factor.id if isinstance(factor, Formula) else factor, (factor, {}))[1]
-            (place,) = filter(None, of)
+            (place,) = of
             tokens = [(*place, t) for t in range(self.batch.lengths[place[0]])] if len(place) == 1 else [place]
             for t in tokens:  # what is a row's own counts as a sum over its tokens
                 by[t] = f.add(by.get(t, 0), f.div(f.mul(f.div(mine, factor), theirs), len(tokens)))
@@ -149,16 +171,23 @@ class Seen:
             ("batch", lambda p: True, lambda p: groups[p[0]] != group),
             ("group", lambda p: groups[p[0]] == group, lambda p: p[0] != row),
             ("row", lambda p: p[0] == row, lambda p: p != self.mine),
+            ("before", lambda p: p[0] == row and p[1] < self.mine[1], lambda p: True),
+            ("after", lambda p: p[0] == row and p[1] > self.mine[1], lambda p: True),
         ):
             places = [p for p in self.batch.places if inside(p) and outside(p)]
             have = {p: x for p in places if not same(x := by.get(p, 0), 0)}
             if not have:
                 continue
-            if len(have) < len(places):
-                raise Lack("a sum over some of the tokens")
             each = {p: self._as(x, p, self.mine) for p, x in have.items()}
-            first = places[0]
-            ratios = {p: _ratio(x, each[first]) for p, x in each.items()}
+            first = next(iter(each))
+            try:
+                if len(have) < len(places):
+                    raise Lack("a sum over some of the tokens, as a slice or a selection of them has")
+                ratios = {p: _ratio(x, each[first]) for p, x in each.items()}
+            except Lack:
+                if over == "row":  # then one of those before the token, or after it
+                    continue
+                raise
             weight = next(
                 (k for k in (0, -1, 1)
                  if all(close(r, Fraction(lengths[p[0]], lengths[first[0]]) ** k) for p, r in ratios.items())), None
@@ -168,16 +197,78 @@ class Seen:
             unit, by_one = each[first], Fraction(lengths[first[0]]) ** weight
             lead = 1 if is_number(unit) else unit.terms[f.first_term(unit)]
             unit, scale = f.div(unit, lead), f.div(lead, by_one)
-            variable = atom("var", "sum", over, weight, unit if is_number(unit) else unit.id)
-            self.sums[variable] = over, weight, unit
+            of_rows = not is_number(unit) and all(len(v.args) == 2 for v in f.free(unit))
+            is_own = (lambda p: p[0] == row) if of_rows else (lambda p: p == self.mine)
+            without = self.without_own and of_rows and weight == -1
+            kind = over if over in ORDER else "others" if without else "sum"
+            variable = self._sum(kind, "row" if over in ORDER else over, weight, unit, of_rows)
             for p in self.batch.places:
-                if inside(p) and p != self.mine:
+                if inside(p) and not is_own(p):
                     added = f.mul(self._as(unit, self.mine, p), scale * Fraction(lengths[p[0]]) ** weight)
                     by[p] = f.sub(by.get(p, 0), added)
-            yield f.mul(scale, f.sub(single(variable), f.mul(unit, Fraction(lengths[row]) ** weight)))
+            own = 0 if without or over in ORDER else f.mul(unit, Fraction(lengths[row]) ** (weight + of_rows))
+            yield f.mul(scale, f.sub(variable, own))
         if any(self.others(x) for x in by.values()):
             raise Lack("a sum that is of no row, group or batch")
         yield f.add(*by.values())  # what the row gives each of its tokens
+
+    def _sum(self, kind: str, over: str, weight: int, unit: Any, of_rows: bool) -> Any:
+        """The variable in the place of a statistic."""
+        variable = atom("var", kind, over, weight, unit if is_number(unit) else unit.id, of_rows)
+        self.sums[variable] = Sum(over, weight, unit, of_rows)
+        return single(variable)
+
+    def _extreme(self, leaves: Sequence[Any], sign: int) -> Any:
+        """The largest (`sign` 1) or the smallest of formulas, one of each place of a row, a group or the batch.
+
+        None for others.
+        """
+        groups, (row, *_) = [r.group for r in self.batch.rows], self.mine
+        scopes: dict[str, Callable[[Place], bool]] = {
+            "row": lambda p: p[0] == row, "group": lambda p: groups[p[0]] == groups[row], "batch": lambda p: True,
+        }  # fmt: skip
+        places = [_place(y) for y in leaves]
+        of_rows = all(len(p) == 1 for p in places)
+        mine = self.mine[: 1 if of_rows else 2]
+        every = {p[: len(mine)] for p in self.batch.places}
+        over = next((n for n, has in scopes.items() if sorted(filter(has, every)) == sorted(places)), "")
+        unit = leaves[places.index(mine)] if over else 0
+        if not over or not all(same(self._as(y, p, mine), unit) for y, p in zip(leaves, places, strict=True)):
+            return None
+        return f.mul(sign, self._sum("largest", over, -int(of_rows), f.mul(sign, unit), of_rows))
+
+    def _spread(self, x: Any) -> tuple[Any, Any, Any] | None:
+        """A number, a factor, and a standard deviation of rewards, whose square times the factor is the rest."""
+        if not isinstance(x, Formula) or max(sum(p for _, p in m) for m, _ in x.terms) < 2:
+            return None
+        lengths, groups = self.batch.lengths, [r.group for r in self.batch.rows]
+        rows = range(len(groups))
+        constant, mine = x.terms.get(((), None), 0), self.mine[0]
+        rewards = [single(atom("var", "rewards", r)) for r in rows]
+
+        def over(group: int) -> list[int]:
+            return [r for r in rows if groups[r] == group]
+
+        def centred(r: int) -> Any:
+            inside = over(groups[r])
+            return f.sub(rewards[r], f.div(f.add(*(rewards[i] for i in inside)), len(inside)))
+
+        for place, units, of_rows in itertools.product(
+            ("group", "batch"), (rewards, list(map(centred, rows))), (True, False)
+        ):
+            inside = rows if place == "batch" else over(groups[mine])
+            each = [units[r] for r in inside for _ in range(1 if of_rows else lengths[r])]
+            middle = f.div(f.add(*each), len(each))
+            squares = f.add(*(f.power(f.sub(u, middle), 2) for u in each))
+            try:
+                k = _ratio(f.sub(x, constant), squares)
+            except Lack:
+                continue
+            is_of_all = close(k * len(each), 1)
+            unit = self.gathered(units[mine])
+            variable = self._sum(SPREADS[is_of_all], place, -int(of_rows), unit, of_rows)
+            return constant, 1 if is_of_all else k * (len(each) - 1), variable
+        return None
 
     def _as(self, x: Any, place: Place, other: Place) -> Any:
         """A token's formula as another's."""
@@ -189,8 +280,8 @@ class Seen:
 
     def own_terms(self, x: Any, form: str) -> Any:
         """The part of a sum over tokens, or over rows, that is the own one's. Raises Lack if it reads others too."""
-        places = {k: {v.args[1:] for v in f.free(from_terms({k: 1}))} for k in x.terms}
-        of_row = {k: c for k, c in x.terms.items() if any(p[:1] == self.mine[:1] for p in places[k])}
+        places = {k: {v.args[1:] for v in f.free(from_terms({k: 1}))} for k in f.terms_of(x)}
+        of_row = {k: c for k, c in f.terms_of(x).items() if any(p[:1] == self.mine[:1] for p in places[k])}
         if form == "tokens":  # a token has its part of what the row alone decides
             rows = from_terms({k: c for k, c in of_row.items() if places[k] == {self.mine[:1]}})
             own = from_terms({k: c for k, c in of_row.items() if self.mine in places[k]})
@@ -201,7 +292,9 @@ class Seen:
             found = self.gathered(from_terms(of_row))
             sums = [v for v in self.sums if v in f.free(found)]
             reads_tokens = any(len(v.args) > 2 for v in f.free(found) if v not in sums)
-            if not reads_tokens and [self.sums[v] for v in sums] == [("row", 0, single(atom("var", "x", *self.mine)))]:
+            if not reads_tokens and [self.sums[v][:3] for v in sums] == [
+                ("row", 0, single(atom("var", "x", *self.mine)))
+            ]:
                 return f.substituted([found], {sums[0]: mean})[0]
         raise Lack(f"a loss that is no sum over {form}")
 
@@ -210,6 +303,11 @@ class Seen:
         if is_number(x):
             return leaf(x)
         if isinstance(x, Formula):
+            shared = [(a, p) for a, p in next(iter(x.terms))[0] if p < 0 and all((a, p) in m for m, _ in x.terms)]
+            if shared and len(x.terms) > 1:
+                rest = functools.reduce(lambda y, factor: f.mul(y, single(factor[0], -factor[1])), shared, x)
+                divisors = [Tree("power", (self.tree(a, inside), p)) for a, p in shared]
+                return Tree("product", (leaf(1), self.tree(rest, inside), *sorted(divisors, key=lambda t: t.order)))
             x_key = ((atom("var", "x", *self.mine), 1),), None
             ratio = f.exp(from_terms({x_key: 1}))
             parts, constant = [], x.terms.get(((), None), 0)
@@ -234,8 +332,9 @@ class Seen:
         if x.op == "var":
             if x not in self.sums:
                 return Tree("log ratio") if x.args[0] == "x" and not inside else Tree("own", x.args[:1])
-            over, weight, unit = self.sums[x]
-            return Tree("total", (over, weight, self.tree(unit, True)))
+            over, weight, unit, of_rows = self.sums[x]
+            of_rows = of_rows and weight == -1
+            return Tree("total" if x.args[0] == "sum" else x.args[0], (over, weight, self.tree(unit, True), of_rows))
         if x.op in ("lt", "le", "eq"):
             constant = x.args[0].terms.get(((), None), 0)
             left = self.tree(f.sub(x.args[0], constant), inside)
@@ -248,6 +347,34 @@ class Seen:
             raise Lack(f"the function {x.op}")
         parts = [self.tree(a, inside) for a in x.args]
         return Tree(x.op, tuple(sorted(parts, key=lambda t: t.order) if x.op == "and" else parts))
+
+
+def _place(x: Any) -> Place:
+    return max((v.args[1:] for v in f.free(x)), key=len, default=())
+
+
+def _conjuncts(x: Atom) -> list[Any]:
+    """What has to hold of each place for a condition to hold, as 1 or 0."""
+    found, todo = dict[Place, Any](), [x]
+    while todo:
+        if (c := todo.pop()).op == "and":
+            todo += c.args
+        else:
+            found[_place(c)] = f.both(c, found.get(_place(c), True))
+    return [f.choose(c, 1, 0) for c in found.values()]
+
+
+def _leaves(x: Any, sign: int) -> list[Any]:
+    """Of what a formula of choices is the largest (`sign` 1) or the smallest (-1); itself, of other formulas."""
+    choice = next(iter(f.below(x)), None) if isinstance(x, Formula) and len(x.terms) == 1 else None
+    if not isinstance(choice, Atom) or choice.op != "choose" or x is not single(choice):
+        return [x]
+    condition, one, two = choice.args
+    try:  # p < 0 chooses `one`
+        is_so = condition.op in ("lt", "le") and sign * _ratio(f.sub(one, two), condition.args[0]) < 0
+    except Lack:
+        is_so = False
+    return list(dict.fromkeys((*_leaves(one, sign), *_leaves(two, sign)))) if is_so else [x]
 
 
 def _ratio(x: Any, y: Any) -> Any:

@@ -197,9 +197,8 @@ def audit(
     given, budget = parameters(param or ()), Budget(timeout)
 
     def judge(name: str) -> tuple[str, bool]:
-        from fibration.auditing.load import load_function
         from fibration.auditing.report import rendered
-        from fibration.cli.audits import audited, expected
+        from fibration.cli.audits import audited, expected, load_function
         from fibration.printing.law_table import lines, title
 
         loaded, file = load_function(name)

@@ -21,13 +21,17 @@ from fibration.language.loading import load, shipped
 
 LIFTED = (
     "aipo aspo attenuated_trajectory bapo ce_gppo cispo cispo_absolute dapo dcpo decoupled_ppo dppo_kl dppo_tv dro fspo "
-    "gmpo grpo gspo gspo_token icepop luspo m2po minirl mis opsm ppo ppo_entropy prime_rl reinforce seq_mask_tis "
-    "sequence_tis tis topr truly_ppo vespo"
+    "gmpo grpo gspo gspo_token icepop luspo m2po minirl mis opsm ppo ppo_entropy prefix_is prime_rl reinforce "
+    "seq_mask_tis sequence_tis tis topr truly_ppo vespo"
 ).split()
 NOT = {
-    "best_of_group": "no advantages", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
-    "prefix_is": "some of the tokens", "dr_grpo": "something else on",
+    "best_of_group": "64 paths", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
+    "ctpo": "product of counts", "dr_grpo": "something else on",
 }  # fmt: skip
+OF_REWARDS = (
+    "dapo_rewards dr_grpo_rewards grpo_k2 grpo_k3 grpo_rewards grpo_rk3 kimi_k15 kimi_k2 maxrl opo "
+    "reinforce_pp_baseline rloo"
+).split()
 VALUED = "bapo dapo decoupled_ppo grpo m2po ppo ppo_entropy prime_rl tis truly_ppo gspo luspo".split()
 token, trajectory = Stratum("token"), Stratum("trajectory")
 
@@ -80,10 +84,16 @@ def in_order(log_probs, old_log_probs, advantages, mask):
     return -(torch.exp(log_probs - old_log_probs) * place * advantages[:, None] * mask).sum()
 
 
+def _is_full(b):
+    groups = [r.group for r in b.rows]
+    return min(map(groups.count, groups)) > 1
+
+
 def alike(h, subject):
     """Whether a declaration has a function's coefficients, on batches of every spread and padding."""
     reference = Reference.of(h, subject)
-    for b in (*small(), *on_policy(), *off_policy()):
+    each = (b for b in (*small(), *on_policy(), *off_policy()) if not subject.reads_rewards or _is_full(b))
+    for b in each:
         mine, theirs = subject.evaluate(b).coefficients, reference.evaluate(b).coefficients
         close = np.abs(mine - theirs) <= 2e-6 * np.abs(mine).max(initial=0) + 1e-15
         assert close.all(), (b, mine, theirs)
@@ -91,19 +101,64 @@ def alike(h, subject):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", LIFTED)
+@pytest.mark.parametrize("name", [*LIFTED, *OF_REWARDS])
 def test_published_formulas_have_declarations_with_their_gradients(name):
     call = function(name, parameters(name))
     h = lift(call, name)
     assert alike(h, Function(call, name))
-    assert (h.objective.estimator == "ratio") is (name in (*VALUED, "gspo_token"))
+    is_score = "opo rloo kimi_k15 kimi_k2".split()
+    assert (h.objective.estimator == "ratio") is (name in {*VALUED, *OF_REWARDS, "gspo_token"} - {*is_score})
+
+
+BASELINES = {
+    "none": (lambda r, same: 0, "reward"),
+    "group": (lambda r, same: r[same].mean(), "mean(reward, over=prompt_group, of=trajectory)"),
+    "others": (
+        lambda r, same: (r[same].sum() - r[0]) / (same.sum() - 1),
+        "mean(reward, over=prompt_group, of=trajectory, others=True)",
+    ),
+    "batch": (lambda r, same: r.mean(), "mean(reward, over=batch, of=trajectory)"),
+    "other rows": (lambda r, same: r[1:].mean(), "mean(reward, over=batch, of=trajectory, others=True)"),
+}
+SPREADS = {
+    "none": (lambda r, same: 1, ""),
+    "group": (lambda r, same: r[same].std() + 1e-6, "deviation(reward, over=prompt_group, of=trajectory)"),
+    "of n": (lambda r, same: r[same].std(unbiased=False) + 1e-4, "sqrt(mean((reward - mean(reward"),
+    "batch": (lambda r, same: r.std() + 1e-8, "deviation(reward, over=batch, of=trajectory)"),
+}
+
+
+def of_rewards(baseline, spread):
+    def loss(log_probs, old_log_probs, rewards, mask, group_ids):
+        each = []
+        for i in range(len(rewards)):  # its own reward first
+            order = torch.cat([torch.tensor([i]), torch.arange(i), torch.arange(i + 1, len(rewards))])
+            r, same = rewards[order], group_ids[order] == group_ids[i]
+            each.append((rewards[i] - BASELINES[baseline][0](r, same)) / SPREADS[spread][0](r, same))
+        return pg(log_probs, old_log_probs, torch.stack(each), mask)
+
+    return loss
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_advantages_that_a_function_makes_of_rewards_are_declared(baseline, spread):
+    call = of_rewards(baseline, spread)
+    h = lift(call)
+    assert BASELINES[baseline][1] in str(h.advantages) and SPREADS[spread][1] in str(h.advantages)
+    assert alike(h, Function(call, "call")) and ("baseline" in h.gives_up) is (spread != "none")
+    assert "where(residual <= 0.28, residual, 0.28)" in str(h.gate(token))
+    if (baseline, spread) == ("others", "none"):
+        assert h.verify().ok
 
 
 def test_the_page_counts_the_formulas_that_have_declarations():
     made = {n: function(n, parameters(n)) for n in shipped() if n not in LABELS}
     takes = [n for n, call in made.items() if "advantages" in inspect.signature(call).parameters]
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "audit.md").read_text()
-    assert f"{len(LIFTED)} of {len(takes)} formulas of advantages have a declaration" in page
+    assert f"{len(LIFTED)} of {len(takes)} formulas of advantages" in page
+    assert f"{len(OF_REWARDS)} of {len(made) - len(takes)} formulas of rewards have a declaration" in page
     assert f"rows of up to {max(LARGE)} tokens" in page
 
 
@@ -166,13 +221,89 @@ def test_a_law_that_a_function_breaks_is_refuted():
         compile(lift(cubed))
 
 
-IN_ORDER = rf"sort.*line {inspect.getsourcelines(in_order)[1] + 1} of test_lift.py"
+def vetoed(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+    ratio, rho = (log_probs - old_log_probs).exp(), (old_log_probs - rollout_log_probs).exp()
+    wild = ((rho < 0.5) | (rho > 2.0)) & mask.bool()
+    return -(ratio * ~wild.any(-1, keepdim=True) * advantages[:, None] * mask).sum() / mask.sum()
 
 
-@pytest.mark.parametrize(("call", "found"), [(long_rows, "of up to 61 tokens"), (in_order, IN_ORDER)])
-def test_a_function_that_is_another_for_other_sizes_has_no_declaration(call, found):
-    with pytest.raises(AuditError, match=found):
+def least_of_group(log_probs, old_log_probs, advantages, mask, group_ids):
+    x = log_probs - old_log_probs
+    low = x.detach().masked_fill(mask == 0, torch.inf).amin(-1)
+    each = torch.stack([low[group_ids == g].min() for g in group_ids])
+    return -(x.exp() * (each > -0.7)[:, None] * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def less_the_best(log_probs, old_log_probs, rewards, mask, group_ids):
+    a = rewards - torch.stack([rewards[group_ids == g].max() for g in group_ids])
+    return -((log_probs - old_log_probs).exp() * a[:, None] * mask).sum() / mask.sum()
+
+
+def later_tokens(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    later = x.detach().flip(-1).cumsum(-1).flip(-1)
+    return -(x.exp() * (later < 0.4) * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def of_prefixes(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    before = x.detach().cumsum(-1) - x.detach()
+    return -(x.exp() * before.exp() * advantages[:, None] * mask).sum() / mask.sum()
+
+
+WORDS = {
+    vetoed: "1, 0), over=trajectory)", least_of_group: "largest(-token_log_ratio, over=prompt_group)",
+    less_the_best: "reward - largest(reward, over=prompt_group, of=trajectory)",
+    later_tokens: "after(token_log_ratio, over=trajectory) + token_log_ratio",
+    of_prefixes: "before(token_log_ratio, over=trajectory)",
+}  # fmt: skip
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("call", WORDS)
+def test_maxima_and_order_have_words(call):
+    h = lift(call)
+    assert WORDS[call] in str(h) and alike(h, Function(call, "call"))
+
+
+def test_a_ratio_that_a_row_shares_is_1_at_ratio_1():
+    found = lift(of_row_means).verify()
+    assert next(v.status for v in found.verdicts if v.law == "gradient") == "proved"
+
+
+def covariances(log_probs, old_log_probs, advantages, mask):
+    x, a = (log_probs - old_log_probs) * mask, advantages[:, None] * mask
+    moved = x.sum(-1) * (a * x).sum(-1)
+    return -(x.exp() * moved.detach()[:, None] * a).sum() / mask.sum()
+
+
+def of_neighbours(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    last = torch.roll(x.detach(), 1, -1)
+    return -(x.exp() * last * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def many_paths(log_probs, old_log_probs, advantages, mask):
+    x = (log_probs - old_log_probs) * mask
+    far = [bool(v > 0.1) for v in x.detach().flatten()]
+    return -(x.exp() * (1 + sum(far)) * advantages[:, None] * mask).sum() / mask.sum()
+
+
+REFUSED = (
+    (in_order, "sort", 1), (covariances, "a product of sums", 2), (of_neighbours, "some of the tokens", 2),
+    (many_paths, "64 paths", 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "found", "line"), REFUSED)
+def test_a_refusal_names_what_has_no_words_and_its_line(call, found, line):
+    with pytest.raises(AuditError, match=rf"{found}.*line {inspect.getsourcelines(call)[1] + line} of test_lift.py"):
         lift(call)
+
+
+def test_a_function_that_is_another_for_other_sizes_has_no_declaration():
+    with pytest.raises(AuditError, match="of up to 61 tokens"):
+        lift(long_rows)
 
 
 SOURCE = """
