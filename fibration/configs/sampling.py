@@ -12,7 +12,7 @@ from typing import Any
 
 from fibration.configs.findings import ERROR, WARNING, Finding, Severity
 from fibration.configs.weights import EngineWeight
-from fibration.errors import listed
+from fibration.errors import SpecError, listed, shown
 
 
 def _table(names: str, *plain: Any) -> dict[str, tuple[Any, ...]]:
@@ -90,7 +90,11 @@ def find_sampling(
     - `is_raw`: the engine's log-probs are those of its whole distribution, before temperature and cuts.
     - `processed`: what to write for log-probs after temperature and cuts.
     """
+    settings = {name: setting for name, setting in settings.items() if setting.value is not None}
     values = {name: number(setting.value) for name, setting in settings.items()}
+    for name in {"top_p", "temperature"} & values.keys():
+        if not isinstance(values[name], int | float):
+            raise SpecError(f"the option '{settings[name].option}'", required="a number", found=shown(values[name]))
     if greedy := next((name for name, value in GREEDY.items() if name in values and values[name] == value), ""):
         plain = {"do_sample": "true", "top_k": "0"}.get(greedy, f"{temperature or 1:g}")
         yield Finding(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from fibration.configs.findings import NOTE, WARNING, Finding
 from fibration.configs.options import Options
 from fibration.configs.sampling import SETTINGS, Setting, find_sampling
-from fibration.configs.trl_loss import number_of_rewards, reward_weights
 from fibration.configs.trl_options import OF_MODEL
 from fibration.configs.weights import EngineWeight, answer_weight
 from fibration.errors import SpecError, listed, shown, suggest
@@ -25,19 +22,16 @@ def find_around(o: Options, weight: EngineWeight | None) -> None:
     `weight`: what vLLM's log-probs are used for.
     """
     o.findings += [*_engine(o, weight), *_noise(o, weight)]
-    found = [*_steps(o), *_masked(o), *_rewards(o), *_terms(o), *_model(o)]
-    if unused := o.unread():
-        has = "have" if len(unused) > 1 else "has"
-        options = listed(o.said(name) for name in unused)
-        found.append(f"{options} {has} no effect with {o.said('loss_type')} and the other options")
-    for sentence in found:
+    for sentence in (*_steps(o), *_rows_and_rewards(o), *_terms(o)):
         o.find(f"{sentence}.")
+    o.say_table()
+    o.say_unread(o.said("loss_type"), ("max_completion_length",))
 
 
 def _steps(o: Options) -> Iterator[str]:
     """Which rows share a step, and what a step is divided by."""
-    kind, in_step = o["loss_type"], o.whole("gradient_accumulation_steps")
-    rows, again = o.whole("per_device_train_batch_size"), o.whole("num_iterations")
+    kind, in_step = o["loss_type"], o["gradient_accumulation_steps"]
+    rows, again = o["per_device_train_batch_size"], o["num_iterations"]
     if kind == "bnpo" and rows > 1:
         yield (
             f"loss_type=bnpo: every micro-batch of {rows} rows is divided by its own tokens, and a step is the mean of "
@@ -51,7 +45,7 @@ def _steps(o: Options) -> Iterator[str]:
         )
         return
     if _is_fresh(o):
-        corrects = o.flag("use_vllm") and o.flag("vllm_importance_sampling_correction")
+        corrects = o["use_vllm"] and o["vllm_importance_sampling_correction"]
         exactly = "1 up to rounding" if corrects else "exactly 1"
         yield (
             f"All ratios are {exactly}, so that no clip ever acts: with {o.said('num_iterations')}, no optimizer step "
@@ -76,28 +70,17 @@ def _steps(o: Options) -> Iterator[str]:
         yield f"{both}: rewards are compared within whole generations, and a step has other rows than one generation"
 
 
-def _masked(o: Options) -> Iterator[str]:
-    if o.flag("mask_truncated_completions"):
+def _rows_and_rewards(o: Options) -> Iterator[str]:
+    kind = o["loss_type"]
+    if o["mask_truncated_completions"] and (
+        kind in COUNTS_ROWS or (kind == "bnpo" and o["per_device_train_batch_size"] == 1)
+    ):
         yield (
-            "mask_truncated_completions=True: a completion that is cut has no token in the loss; TRL compares its "
-            "reward with those of its prompt group, and the hierarchy leaves rows without a token out"
+            "mask_truncated_completions=True: TRL divides by all rows, the hierarchy by rows with a token: its "
+            "gradient is larger by their quotient"
         )
-        if o["loss_type"] in COUNTS_ROWS or (o["loss_type"] == "bnpo" and o.whole("per_device_train_batch_size") == 1):
-            yield (
-                "mask_truncated_completions=True: TRL divides by all rows, the hierarchy by rows with a token: its "
-                "gradient is larger by their quotient"
-            )
-    if o.number("top_entropy_quantile") < 1:
-        yield (
-            f"{o.said('top_entropy_quantile')}: TRL takes the quantile of one micro-batch of all processes, and the "
-            "hierarchy that of its batch. The attribute `entropy` of a token is the entropy of the whole vocabulary's "
-            "distribution, in nats"
-        )
-
-
-def _rewards(o: Options) -> Iterator[str]:
-    number, weights = number_of_rewards(o), reward_weights(o)
-    weighed = f", weighed by reward_weights={list(weights)}" if weights is not None else ""
+    number, weights = number_of_rewards(o), o["reward_weights"]
+    weighed = f", weighed by reward_weights={weights}" if weights is not None else ""
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         if number != 1:
             yield (
@@ -109,33 +92,21 @@ def _rewards(o: Options) -> Iterator[str]:
 
 
 def _terms(o: Options) -> Iterator[str]:
-    """Further terms of the loss."""
-    adapts, coef = o.flag("use_adaptive_entropy"), o.number("entropy_coef")
+    """Further terms of the loss, and the models."""
+    adapts, coef = o["use_adaptive_entropy"], o["entropy_coef"]
     if adapts or coef:
-        subset = " that top_entropy_quantile keeps" if o.number("top_entropy_quantile") < 1 else ""
+        subset = " that top_entropy_quantile keeps" if o["top_entropy_quantile"] < 1 else ""
         changes = f"; {o.said('use_adaptive_entropy')} changes the factor after every step, to 0 above entropy_target"
         yield (
             f"{o.said('entropy_coef')}: minus {coef:g} times the mean over the tokens of each micro-batch{subset} of "
             f"the entropy of the whole vocabulary's distribution{changes * adapts}"
         )
-    if (router := o.number_or_none("router_aux_loss_coef")) is not None and router:
+    if o["beta"] and o["sync_ref_model"]:
         yield (
-            f"{o.said('router_aux_loss_coef')}: plus that times the load balancing loss of a mixture of experts, "
-            "of which a step has the mean over its micro-batches"
+            f"{o.said('sync_ref_model')}: every {o['ref_model_sync_steps']} steps the reference model moves to the "
+            f"policy by {o['ref_model_mixup_alpha']:g} of the way"
         )
-    if o.number("beta") and o.flag("sync_ref_model"):
-        steps, share = o.whole("ref_model_sync_steps"), o.number("ref_model_mixup_alpha")
-        yield (
-            f"{o.said('sync_ref_model')}: every {steps} steps the reference model moves to the policy by {share:g} of "
-            "the way"
-        )
-
-
-def _model(o: Options) -> Iterator[str]:
-    heat = o.number("temperature", above=0)
-    if heat != 1:
-        yield f"{o.said('temperature')}: all log-probs are those of logits divided by {heat:g}"
-    given = _mapping(o, "model_init_kwargs")
+    given = o["model_init_kwargs"]
     if given.get("output_router_logits"):
         yield (
             "model_init_kwargs.output_router_logits=True: the model may add the load balancing loss of a mixture of "
@@ -148,11 +119,11 @@ def _model(o: Options) -> Iterator[str]:
 def _engine(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
     """What completions are sampled from."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    settings = {name: Setting(name, o[name]) for name in names}
+    settings = {name: Setting(name, o.raw(name)) for name in names}
     regex = "vllm_structured_outputs_regex"
-    if o[regex] is not None and o.flag("use_vllm"):
-        settings["structured_outputs"] = Setting(regex, o[regex])
-    for name, value in _mapping(o, "generation_kwargs").items():
+    if o.raw(regex) is not None and o["use_vllm"]:
+        settings["structured_outputs"] = Setting(regex, o.raw(regex))
+    for name, value in o["generation_kwargs"].items():
         if name not in SETTINGS:
             raise SpecError(
                 f"TRL: the option 'generation_kwargs.{name}' is not known",
@@ -161,13 +132,16 @@ def _engine(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
                 remedy=suggest(str(name), SETTINGS),
             )
         settings[name] = Setting(f"generation_kwargs.{name}", value)
-    yield from find_sampling(settings, o.number("temperature", above=0), weight)
-    length = o["max_completion_length"]
-    if weight is not None and o["loss_type"] != "vespo":
+    yield from find_sampling(settings, o["temperature"], weight)
+    if weight is None:
+        return
+    if o["loss_type"] != "vespo":
         change = "vllm_importance_sampling_mode=token_truncate"
         change += " vllm_importance_sampling_clip_max=3.0" * (weight.least is weight.most is None)
-        yield from answer_weight(weight, 512 if length is None else o.whole("max_completion_length"), change)
-    if weight is not None and o["vllm_mode"] == "server":
+        yield from answer_weight(
+            weight, 512 if o.raw("max_completion_length") is None else o["max_completion_length"], change
+        )
+    if o["vllm_mode"] == "server":
         yield Finding(
             NOTE,
             f"{o.said('vllm_mode')}: {weight.said} takes the server's log-probs for those after temperature and cuts: "
@@ -177,43 +151,34 @@ def _engine(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
 
 def _noise(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
     """What makes log-probs of two passes of one policy differ."""
-    given = _mapping(o, "model_init_kwargs")
+    given = o["model_init_kwargs"]
     drops = [f"model_init_kwargs.{n}={given[n]}" for n in given if "drop" in str(n) and given[n]]
-    adapts = o.flag("use_peft") and o.number("lora_dropout") > 0
-    if (drops or adapts) and not o.flag("disable_dropout") and (weight is not None or not _is_fresh(o)):
+    adapts = o["use_peft"] and o["lora_dropout"] > 0
+    if (drops or adapts) and not o["disable_dropout"] and (weight is not None or not _is_fresh(o)):
         said = listed([*drops, *([o.said("lora_dropout")] if adapts else [])])
-        sentence = f"{said}: every pass draws other dropout, so that no ratio is 1."
-        yield Finding(WARNING, sentence, "disable_dropout=true")
-    if o["neftune_noise_alpha"]:
         yield Finding(
-            WARNING,
-            f"{o.said('neftune_noise_alpha')}: noise is added to embeddings in training, so that the gradient is that "
-            "of another policy than the one that samples.",
-            "neftune_noise_alpha=null",
+            WARNING, f"{said}: every pass draws other dropout, so that no ratio is 1.", "disable_dropout=true"
         )
 
 
 def _is_fresh(o: Options) -> bool:
     """Whether no optimizer step comes after another one on the same generation, as far as the config says."""
     passes = _in_generation(o)
-    return passes is not None and o.whole("gradient_accumulation_steps") % (passes * o.whole("num_iterations")) == 0
+    return passes is not None and o["gradient_accumulation_steps"] % (passes * o["num_iterations"]) == 0
 
 
 def _in_generation(o: Options) -> int | None:
     """How many micro-batches a generation has, or None where the number of processes decides it."""
-    if o["steps_per_generation"] is not None:
-        return o.whole("steps_per_generation")
-    return None if o["generation_batch_size"] is not None else o.whole("gradient_accumulation_steps")
+    if (steps := o["steps_per_generation"]) is not None:
+        return int(steps)
+    return None if o.raw("generation_batch_size") is not None else int(o["gradient_accumulation_steps"])
 
 
-def _mapping(o: Options, name: str) -> Mapping[str, Any]:
-    """The mapping of an option, perhaps written as JSON; an empty one for None."""
-    value = o[name]
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise o.refusal(name, "a mapping, or one in JSON") from None
-    if not isinstance(value, Mapping | None):
-        raise o.refusal(name, "a mapping")
-    return value or {}
+def number_of_rewards(o: Options) -> int | None:
+    """How many reward functions there are, or None if the config does not say."""
+    if (weights := o["reward_weights"]) is not None:
+        return len(weights)
+    functions = o["reward_funcs"]
+    if not isinstance(functions, list | tuple):
+        return None
+    return len(functions) + (o["reward_model_name_or_path"] is not None)

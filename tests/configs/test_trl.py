@@ -10,9 +10,11 @@ from oracles.trl_configs import EVERY, pairs, with_loss
 from fibration import equivalent, load
 from fibration.configs.files import load_config
 from fibration.configs.trl import hierarchy_of
-from fibration.configs.trl_options import DEFAULTS, HARMLESS
-from fibration.configs.trl_others import OTHERS as TRAINERS
+from fibration.configs.trl_options import OTHERS as TRAINERS
+from fibration.configs.trl_options import TABLE
 from fibration.errors import SpecError
+
+DEFAULTS, HARMLESS = TABLE.defaults, TABLE.harmless
 
 
 def of(**options):

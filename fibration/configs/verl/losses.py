@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fibration.configs.draft import batch, mean_of, sapo_gate, token, trajectory
 from fibration.configs.findings import WARNING
-from fibration.configs.parts import batch, mean_of, token, trajectory
-from fibration.configs.verl.draft import SCORE, Draft
-from fibration.configs.verl.options import ACTOR, POLICY_LOSS
+from fibration.configs.verl.corrections import Draft
+from fibration.configs.verl.options import ACTOR
 from fibration.configs.weights import GSPO, sequence_clip
 from fibration.language.atoms import Parameter, advantage, count, density, gated, residual, token_log_ratio
 from fibration.language.decompositions import decomposition, log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, dual_clip_gate, identity_gate, pessimistic_clip_gate, zero_gate
 from fibration.language.kernels import Fibration, uniform
-from fibration.language.operators import absolute, clip, exp, log, log1p, maximum, minimum, sigmoid, stop, where
+from fibration.language.operators import absolute, clip, exp, log, log1p, maximum, minimum, stop, where
 from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import mean, quantile
 
 current, old = policies("current old")
 CUT = "verl cuts the log ratio at ±20 before it exponentiates: a token beyond has no gradient there."
 ROW_MEAN = "seq-mean-token-mean"
-MODE = f"{POLICY_LOSS}loss_mode"
+SCORE = "a score estimator: its value is not the objective"
 
 
 def clip_range(d: Draft, upper: float | None = 1.0, law: str = "") -> tuple[Parameter, Parameter]:
@@ -29,64 +29,58 @@ def clip_range(d: Draft, upper: float | None = 1.0, law: str = "") -> tuple[Para
 
     `upper`: the bound of the lower one. `law`: what the loss gives up if it is not below.
     """
-    found, options = {}, {side: f"{ACTOR}clip_ratio_{side}" for side in ("low", "high")}
-    for side, name in options.items():
-        source = f"{ACTOR}clip_ratio" if d.options[name] is None else name
-        value = d.options.number(source, 0, "a number above 0: it is how far the ratio may be below or above 1")
-        found[side] = d.parameter(f"epsilon_{side}", value, upper=upper if side == "low" else None)
+    o, found, values = d.options, [], []
+    for side in ("low", "high"):
+        source = "clip_ratio" if o.raw(f"clip_ratio_{side}") is None else f"clip_ratio_{side}"
+        if (value := o[source]) is None or value <= 0:
+            raise o.refusal(source, "a number above 0: it is how far the ratio may be below or above 1")
+        found.append(d.parameter(f"epsilon_{side}", value, upper=upper if side == "low" else None))
+        values.append(value)
         if side == "low" and upper is not None and value >= upper:
             why = "a ratio is never below 0, so that no low one is clipped"
-            d.gives_up |= dict.fromkeys([law] * bool(law), d.blame(source, why, WARNING, f"{source}=0.2"))
-    both = d.options.number_or_none(f"{ACTOR}clip_ratio")
-    is_ignored = all(d.options[name] is not None for name in options.values())
-    low, high = map(value_of, found.values())
+            why = d.blame(source, why, WARNING, f"{ACTOR}{source}=0.2")
+            d.gives_up |= {law: why} if law else {}
+    both, (low, high) = o["clip_ratio"], values
+    is_ignored = o.raw("clip_ratio_low") is not None and o.raw("clip_ratio_high") is not None
     if both is not None and is_ignored and both not in (0.2, low, high):
         d.say(
-            f"{d.known(f'{ACTOR}clip_ratio')} has no effect: verl reads clip_ratio_low and clip_ratio_high "
+            f"{o.said('clip_ratio')} has no effect: verl reads clip_ratio_low and clip_ratio_high "
             f"({low:g} and {high:g}), unless they are null.",
             WARNING,
             f"{ACTOR}clip_ratio_low={both:g} {ACTOR}clip_ratio_high={both:g}",
         )
-    return found["low"], found["high"]
+    return found[0], found[1]
 
 
-def value_of(parameter: Parameter) -> float:
-    """The number of the config that a parameter has."""
-    assert isinstance(parameter.default, int | float)
-    return float(parameter.default)
-
-
-def ceiling_of(d: Draft) -> Expression:
-    why = "a number above 1: it is the largest ratio at a negative advantage"
-    return d.parameter("ceiling", d.options.number(f"{ACTOR}clip_ratio_c", 1, why), lower=1)
+def _ceiling(d: Draft) -> Parameter:
+    return d.parameter("ceiling", d.options["clip_ratio_c"], lower=1)
 
 
 def vanilla(d: Draft) -> None:
-    low, high = clip_range(d)
-    d.gates = {token: dual_clip_gate(low, high, ceiling_of(d))}
+    d.gates = {token: dual_clip_gate(*clip_range(d), _ceiling(d))}
     d.say(CUT)
 
 
 def dppo_tv(d: Draft) -> None:
     low, high = clip_range(d, upper=None)
     moved = exp(log_prob(current)) - exp(log_prob(old))
-    _dppo(d, (advantage > 0) & (moved <= high), (advantage <= 0) & (moved >= -low))
+    _dppo(d, moved <= high, moved >= -low)
 
 
 def dppo_kl(d: Draft) -> None:
     low, high = clip_range(d, upper=None)
     p, q = exp(log_prob(current)), exp(log_prob(old))
     kl = q * (log_prob(old) - log_prob(current)) + (1 - q) * log((1 - q + 1e-8) / (1 - p + 1e-8))
-    _dppo(d, (advantage > 0) & ((kl <= high) | (p <= q)), (advantage <= 0) & ((kl <= low) | (p >= q)))
+    _dppo(d, (kl <= high) | (p <= q), (kl <= low) | (p >= q))
 
 
 def _dppo(d: Draft, above: Expression, below: Expression) -> None:
-    d.condition = above | below
-    _score(d, Gate(minimum(residual, ceiling_of(d) - 1)))
+    d.condition = ((advantage > 0) & above) | ((advantage <= 0) & below)
+    _score(d, Gate(minimum(residual, _ceiling(d) - 1)))
     d.say(CUT)
 
 
-def _score(d: Draft, gate: Gate, chosen_by: str = MODE, why: str = SCORE) -> None:
+def _score(d: Draft, gate: Gate, chosen_by: str = "loss_mode", why: str = SCORE) -> None:
     d.gates, d.is_score = {token: gate}, True
     d.give_up("first_order", chosen_by, why)
 
@@ -96,10 +90,10 @@ def gspo(d: Draft) -> None:
     tokens = count(token, over=trajectory)
     mean_x = density(trajectory)
     x = tokens * residual + mean_x  # the token's own log ratio
-    below, above = value_of(low), value_of(high)
+    below, above = (p.default for p in (low, high))
     said = f"clip_ratio_low={below:g} and clip_ratio_high={above:g} with loss_mode=gspo"
     change = f"{ACTOR}clip_ratio_low={GSPO[0]} {ACTOR}clip_ratio_high={GSPO[1]}"
-    d.options.findings += sequence_clip(said, below, above, change)
+    d.options.findings += sequence_clip(said, below, above, change)  # type: ignore[arg-type]
     binds = low.upper is not None  # from 1 on it never does
     least = maximum(mean_x, log1p(-low)) if binds else mean_x
     clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), least)
@@ -108,7 +102,7 @@ def gspo(d: Draft) -> None:
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)
     d.gates = {trajectory: zero_gate(), token: Gate((stop(clipped) + where(passes, x - stop(x), 0)) / tokens)}
     d.decomposition = log_ratio(scale=1 / tokens)
-    d.give_up("first_order", MODE, "in value a token has the ratio of its trajectory")
+    d.give_up("first_order", "loss_mode", "in value a token has the ratio of its trajectory")
     d.say("verl cuts the mean log ratio of a row at 10: a row beyond has no gradient there.")
 
 
@@ -119,8 +113,10 @@ def geo_mean(d: Draft) -> None:
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)
     d.gates = {trajectory: identity_gate(), token: zero_gate()}
     d.decomposition = decomposition(density=x / tokens, recovery=exp(tokens * gated("")), scale=1 / tokens)
-    d.give_up("recovery", MODE, "tokens are clipped before their mean is taken")
-    d.give_up("first_order", MODE, "one ratio per trajectory: what single tokens do beyond their mean is dropped")
+    d.give_up("recovery", "loss_mode", "tokens are clipped before their mean is taken")
+    d.give_up(
+        "first_order", "loss_mode", "one ratio per trajectory: what single tokens do beyond their mean is dropped"
+    )
     d.mean, d.weighs_rows = ROW_MEAN, True
     d.say(
         "geo_mean does not read loss_agg_mode: it averages over the rows of a micro-batch, and verl adds up the "
@@ -129,22 +125,19 @@ def geo_mean(d: Draft) -> None:
 
 
 def sapo(d: Draft) -> None:
-    def temperature(name: str) -> Parameter:
-        return d.parameter(name, d.options.number(f"{ACTOR}{name}", 0, "a number above 0: it is a temperature"))
-
-    tau = where(advantage > 0, temperature("tau_pos"), temperature("tau_neg"))
-    d.gates = {token: Gate(4 / tau * sigmoid(tau * residual) - 1)}
-    d.give_up("first_order", MODE, "the value at r = 1 is 2/tau")
+    above, below = (d.parameter(name, d.options[name]) for name in ("tau_pos", "tau_neg"))
+    d.gates = {token: sapo_gate(above, below)}
+    d.give_up("first_order", "loss_mode", "the value at r = 1 is 2/tau")
     d.mean = ROW_MEAN
-    if d.options[f"{ACTOR}loss_agg_mode"] != ROW_MEAN:
+    if d.options.raw("loss_agg_mode") != ROW_MEAN:
         d.say(
             f"sapo averages tokens as {ROW_MEAN}, whatever loss_agg_mode says; KL and entropy terms are averaged as "
-            f"{d.known(f'{ACTOR}loss_agg_mode')}."
+            f"{d.options.said('loss_agg_mode')}."
         )
     d.say(CUT)
 
 
-def gpg(d: Draft, chosen_by: str = MODE) -> None:
+def gpg(d: Draft, chosen_by: str = "loss_mode") -> None:
     """`chosen_by`: the option that chooses this loss."""
     _score(d, zero_gate(), chosen_by, "a score estimator without a ratio")
 
@@ -156,39 +149,34 @@ def cispo(d: Draft) -> None:
 
 
 def clip_cov(d: Draft) -> None:
-    name = f"{POLICY_LOSS}clip_cov_ratio"
-    share = d.options.number_or_none(name)
-    if share is None:
-        raise d.options.refusal(name, "1: null is 0.0002, a part of the tokens at random", f"{name}=1 drops them all")
-    if share < 1:
-        raise d.options.refusal(
-            name,
-            "1: verl drops a part of the tokens between clip_cov_lb and clip_cov_ub at random, and no hierarchy draws "
-            "at random",
-            f"{name}=1 drops them all, as the shipped loss clip_cov",
+    name = "clip_cov_ratio"
+    if (dropped := d.options[name]) is None or dropped < 1:
+        why = (
+            "1: null is 0.0002, a part of the tokens at random"
+            if dropped is None
+            else "1: verl drops a part of the tokens between clip_cov_lb and clip_cov_ub at random, and no hierarchy "
+            "draws at random"
         )
+        as_shipped = ", as the shipped loss clip_cov" * (dropped is not None)
+        raise d.options.refusal(name, why, f"{d.options.table.full[name]}=1 drops them all{as_shipped}")
     low, high = clip_range(d)
-    least = d.parameter("least", d.options.number(f"{POLICY_LOSS}clip_cov_lb"), lower=None)
-    most = d.parameter("most", d.options.number(f"{POLICY_LOSS}clip_cov_ub"), lower=None)
-    r = exp(token_log_ratio)
+    least, most = (d.parameter(n, d.options[f"clip_cov_{b}"], lower=None) for n, b in (("least", "lb"), ("most", "ub")))
+    r, cov = exp(token_log_ratio), covariance(d.mask)
     closed = ((advantage > 0) & (r > 1 + high)) | ((advantage < 0) & (r < 1 - low))
-    cov = covariance(d.mask)
     d.gates = {token: pessimistic_clip_gate(low, high)}
     d.condition = closed | (cov <= least) | (cov >= most)
-    d.give_up(f"mask_open of condition {d.condition}", MODE, "covariances are large on policy too")
-    d.give_up(f"causal of condition {d.condition}", MODE, "means are of the whole batch")
+    d.give_up(f"mask_open of condition {d.condition}", "loss_mode", "covariances are large on policy too")
+    d.give_up(f"causal of condition {d.condition}", "loss_mode", "means are of the whole batch")
     d.say(
         "clip_cov takes means of advantages and log-probs over a micro-batch of one rank; here they are of the batch."
     )
 
 
 def kl_cov(d: Draft) -> None:
-    name = f"{POLICY_LOSS}kl_cov_ratio"
-    share = d.options.number(name)
+    share = d.options["kl_cov_ratio"]
     if not 0 < 1 - share < 1:
-        raise d.options.refusal(name, "a share of the tokens, between 0 and 1")
-    coef = d.parameter("coef", d.options.number(f"{POLICY_LOSS}ppo_kl_coef"))
-    level = d.parameter("level", 1 - share, upper=1)
+        raise d.options.refusal("kl_cov_ratio", "a share of the tokens, between 0 and 1")
+    coef, level = d.parameter("coef", d.options["ppo_kl_coef"]), d.parameter("level", 1 - share, upper=1)
     cov = covariance(d.mask)
     d.gates = {token: identity_gate()}
     chosen = cov > quantile(cov, level, over=batch)
@@ -208,10 +196,8 @@ def covariance(kept: Expression | None) -> Expression:
 
 
 def dro(d: Draft) -> None:
-    name, why = f"{POLICY_LOSS}dro_beta", "a number above 0, as verl does with loss_mode=dro"
-    beta = d.options.number_or_none(name, 0, why)
-    if beta is None:
-        raise d.options.refusal(name, why)
+    if (beta := d.options["dro_beta"]) is None:
+        raise d.options.refusal("dro_beta", "a number above 0, as verl does with loss_mode=dro")
     _score(d, zero_gate())
     d.penalties["square"] = d.parameter("beta", beta) / 2 * token_log_ratio**2
 
