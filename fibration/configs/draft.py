@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from fibration.configs.findings import NOTE, Severity, all_findings
 from fibration.configs.options import Options, TrainerLoss
-from fibration.configs.weights import EngineWeight
+from fibration.configs.sampling import EngineWeight
 from fibration.language.atoms import Parameter, Stratum, advantage, count, residual, strata
 from fibration.language.decompositions import Decomposition, ratio_deviation
 from fibration.language.expressions import Expression

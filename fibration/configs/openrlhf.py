@@ -16,8 +16,7 @@ from fibration.configs.draft import (
 )  # fmt: skip
 from fibration.configs.findings import ERROR, NOTE, WARNING, Finding
 from fibration.configs.options import Option, Options, Table, TrainerLoss, Unfit, flattened, read_table
-from fibration.configs.sampling import Setting, find_sampling
-from fibration.configs.weights import EngineWeight, sequence_clip
+from fibration.configs.sampling import EngineWeight, Setting, find_sampling, sequence_clip
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Attribute, count, reward
 from fibration.language.decompositions import log_ratio
@@ -152,9 +151,7 @@ def _kl_loss(d: Draft, kind: str, beta: float, by_sequence: bool) -> None:
     }
     severity, why = wrong[kind]
     said = d.say(f"algo.kl.estimator={kind} with use_loss: {why}", severity, "algo.kl.estimator=k2" * (kind != "k2"))
-    d.gives_up["kl_gradient of kl"] = said
-    if kind != "k1":
-        d.gives_up["kl_gradient of what is left of kl"] = said
+    d.gives_up |= {"kl_gradient of kl": said, "kl_gradient of what is left of kl": said}
 
 
 # ---------------------------------------------------------------- advantages
@@ -176,9 +173,7 @@ def _advantages(d: Draft, kind: str, beta: float) -> None:
     if estimator in OF_GROUPS:
         score = clip(score, low, high)
         d.gives_up["baseline"] = (
-            (
             f"reward.clip_range=[{low:g}, {high:g}]: rewards are cut after their baseline is subtracted"
-        )
         )
     else:
         d.groups = ()
@@ -207,6 +202,9 @@ def _advantages(d: Draft, kind: str, beta: float) -> None:
         if gamma != 1:
             d.say(f"{o.said('gamma')} has no effect with {o.said('advantage.estimator')}: OpenRLHF takes 1.", WARNING)
         d.advantages = score if kl is None else score - (kl + after(kl, over=trajectory))
+        if kl is not None and estimator == "reinforce_baseline" and not o["no_std_norm"]:
+            why = "a reward is cut after its baseline is subtracted, and divided by a deviation with the KL terms"
+            d.gives_up["baseline of what is left of hierarchy"] = o.brief("algo.advantage.estimator", why)
     if estimator in WHITENED:
         _whiten(d, rest)
 

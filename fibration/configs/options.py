@@ -281,7 +281,7 @@ class Options:
 MAX_LEVELS, MAX_OPTIONS = 60, 20_000
 
 
-def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(config: Mapping[str, Any], keeps_empty: bool = False) -> dict[str, Any]:
     """`{"a": {"b": 1}}` → `{"a.b": 1}`. An empty mapping has no options. Raises SpecError for too deep a config."""
     found: dict[str, Any] = {}
     stack: list[tuple[str, Any, int]] = [("", config, 0)]
@@ -293,7 +293,7 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
                 required=f"at most {MAX_LEVELS} levels and {MAX_OPTIONS} options",
                 remedy="leave out a mapping that contains itself",
             )
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or (keeps_empty and not value and name):
             found[name] = value
             continue
         below = [(f"{name}.{key}" if name else f"{key}", each, level + 1) for key, each in value.items()]

@@ -6,8 +6,7 @@ import pytest
 
 from fibration.configs.findings import ERROR, NOTE, WARNING, Finding, all_findings
 from fibration.configs.options import Options, Table, flattened
-from fibration.configs.sampling import Setting, find_sampling
-from fibration.configs.weights import EngineWeight, mean_bound
+from fibration.configs.sampling import EngineWeight, Setting, find_sampling, mean_bound
 from fibration.errors import SpecError
 
 TABLE = Table({

@@ -11,9 +11,8 @@ from thorough import ALL
 
 from fibration import SpecError, equivalent, load
 from fibration.configs.verl import hierarchy_of
-from fibration.configs.verl.corrections import MASKS
 from fibration.configs.verl.estimators import BY_POSITION, ESTIMATORS
-from fibration.configs.verl.losses import LOSSES
+from fibration.configs.verl.losses import LOSSES, MASKS
 from fibration.configs.verl.options import (
     ACTOR,
     ALGORITHM,

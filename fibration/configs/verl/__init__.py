@@ -1,6 +1,6 @@
 """A config of verl 0.9.1 as a hierarchy: what `ppo_loss` trains with these options, and what verl does around it.
 
-`options.py`: which options touch the loss, and their defaults. `losses.py`: `policy_loss.loss_mode`. `corrections.py`:
+`options.py`: which options touch the loss, and their defaults. `losses.py`: `policy_loss.loss_mode`,
 `rollout_correction`. `estimators.py`: `algorithm.adv_estimator`. This module puts them together, with `loss_agg_mode`,
 the KL loss, and what surrounds the loss.
 """
@@ -13,10 +13,20 @@ from typing import Any
 from fibration.configs.draft import counted, estimated_kl, together, token, trajectory
 from fibration.configs.findings import ERROR, NOTE, WARNING, Finding
 from fibration.configs.options import Option, TrainerLoss, written
-from fibration.configs.sampling import Setting, find_sampling
-from fibration.configs.verl.corrections import Draft, Weights, masks, weights
+from fibration.configs.sampling import Setting, answer_weight, find_sampling
 from fibration.configs.verl.estimators import K3_MOST, set_advantages
-from fibration.configs.verl.losses import LOSSES, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
+from fibration.configs.verl.losses import (
+    LOSSES,
+    OF_ROWS,
+    ROW_MEAN,
+    Draft,
+    Weights,
+    gpg,
+    in_rows,
+    masks,
+    vanilla,
+    weights,
+)  # fmt: skip
 from fibration.configs.verl.options import (
     ACTOR,
     ALGORITHM,
@@ -26,7 +36,6 @@ from fibration.configs.verl.options import (
     ROLLOUT,
     options_of,
 )
-from fibration.configs.weights import answer_weight
 from fibration.language.atoms import count, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean

@@ -17,7 +17,7 @@ from fibration.configs.draft import (
 )
 from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.options import Option
-from fibration.configs.verl.corrections import Draft
+from fibration.configs.verl.losses import Draft
 from fibration.configs.verl.options import ALGORITHM, CORRECTION, ROLLOUT
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Attribute, count, reward

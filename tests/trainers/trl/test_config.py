@@ -28,7 +28,7 @@ from trl.trainer.utils import split_tensor_dict
 
 import fibration
 from fibration.configs.sampling import SETTINGS
-from fibration.configs.trl_options import TABLE
+from fibration.configs.trl import TABLE
 from fibration.errors import SpecError
 from fibration.trainers.trl import hierarchy_of
 

@@ -33,9 +33,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import get_tensordict, make_iterator
 from verl.workers.utils import losses
 
-from fibration.configs.verl.corrections import MASKS
 from fibration.configs.verl.estimators import BY_POSITION, ESTIMATORS
-from fibration.configs.verl.losses import LOSSES
+from fibration.configs.verl.losses import LOSSES, MASKS
 from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, OWN_CORRECTION, POLICY_LOSS, ROLLOUT, TABLE
 from fibration.errors import SpecError
 from fibration.trainers.verl import hierarchy_of
