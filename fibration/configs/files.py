@@ -27,7 +27,7 @@ MAX_BYTES = 1_000_000
 
 
 def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:
-    """What the config of `trl:FILE`, `verl:FILE` or `openrlhf:FILE` trains. `overrides`: `KEY=VALUE`, as `algorithm.gamma=1`.
+    """What the config of `TRAINER:FILE` trains. `overrides`: `KEY=VALUE`, as `algorithm.gamma=1`.
 
     Files are only read. Raises SpecError for a file that cannot be read, and for options that touch the loss and are
     not understood.
