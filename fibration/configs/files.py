@@ -1,8 +1,9 @@
-"""Configs in YAML or JSON files or in shell scripts, and `trl:FILE KEY=VALUE ...` on the command line."""
+"""Configs in YAML, JSON or TOML files or in shell scripts, and `trl:FILE KEY=VALUE ...` on the command line."""
 
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ TELLING = {
     "trl": ("loss_type", "per_device_train_batch_size", "model_name_or_path"),
     "verl": ("actor_rollout_ref",),
     "openrlhf": ("algo",),
+    "prime": ("orchestrator",),
 }
 MODULES = {"openrlhf": "openrlhf.cli.train_ppo_ray"}  # that take options on a command line
 MAX_BYTES = 1_000_000
@@ -90,18 +92,18 @@ def config_of(spec: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def read(path: Path, spec: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file."""
+    """The mapping in a YAML, JSON or TOML file, or the options of a command in a shell script."""
     what = f"cannot read '{spec}'"
     try:
         text = read_bytes(path, MAX_BYTES).decode("utf-8-sig")
         if path.suffix == ".sh" and (module := MODULES.get(spec.partition(":")[0])):
             return command_options(text, module)
-        found = load_yaml(text)
+        found = tomllib.loads(text) if path.suffix == ".toml" else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         remedy = "name the file with the trainer's config after the colon"
-        raise SpecError(what, required="a YAML or JSON file in UTF-8", found=str(error), remedy=remedy) from error
-    except yaml.YAMLError as error:
-        raise SpecError(what, required="YAML or JSON", found=" ".join(str(error).split())) from error
+        raise SpecError(what, required="a YAML, JSON or TOML file in UTF-8", found=str(error), remedy=remedy) from error
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(what, required="YAML, JSON or TOML", found=" ".join(str(error).split())) from error
     if not isinstance(found, Mapping):
         kind = "nothing" if found is None else f"a {type(found).__name__}"
         raise SpecError(what, required="a mapping of options", found=kind)

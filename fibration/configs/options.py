@@ -16,7 +16,7 @@ from fibration.errors import SpecError, listed, shown, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import BUDGET
 
-TRAINERS = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF"}
+TRAINERS = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "prime": "prime-rl"}
 
 
 def is_config(spec: str) -> bool:
