@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fibration.configs.findings import NOTE, Severity, all_findings
+from fibration.configs.findings import NOTE, Finding, Severity, all_findings
 from fibration.configs.options import Options, TrainerLoss
 from fibration.configs.sampling import EngineWeight
 from fibration.language.atoms import Parameter, Stratum, advantage, count, residual, strata
@@ -78,7 +78,9 @@ class Draft:
         self.objective = self.objective.keep(condition, counts)
         self.gives_up |= {f"{law} of condition {condition}": reason for law, reason in why.items() if reason}
 
-    def loss(self, name: str) -> TrainerLoss:
+    def loss(self, name: str, notes: bool = True) -> TrainerLoss:
+        """`notes`: a reason of `gives_up` that nobody grades is the trainer's own choice, and a note."""
+        choices = [Finding(NOTE, why) for why in self.gives_up.values()] if notes else []
         hierarchy = Hierarchy(
             name=name,
             fibrations=self.fibrations,
@@ -90,7 +92,7 @@ class Draft:
             penalties=self.penalties,
             gives_up=self.gives_up,
         )
-        return TrainerLoss(hierarchy, all_findings(hierarchy.gives_up, self.options.findings))
+        return TrainerLoss(hierarchy, all_findings(hierarchy.gives_up, [*choices, *self.options.findings]))
 
 
 def together(conditions: Sequence[Expression]) -> Expression:

@@ -14,7 +14,7 @@ from fibration.configs.draft import (
     token,
     trajectory,
 )  # fmt: skip
-from fibration.configs.findings import ERROR, NOTE, WARNING, Finding
+from fibration.configs.findings import ERROR, NOTE, WARNING
 from fibration.configs.options import Option, Options, Table, TrainerLoss, Unfit, flattened, read_table
 from fibration.configs.sampling import EngineWeight, Setting, find_sampling, sequence_clip
 from fibration.language.advantages import centred, standardised
@@ -41,16 +41,16 @@ PER_TOKEN = "Rewards are per token [B, T]: the reward of an answer is on its las
 
 
 def _pair(value: Any, option: Option) -> tuple[float, float] | None:
-    """Two numbers, the lower one first."""
+    """Two numbers."""
     if value is None and option.default is None:
         return None
     try:
-        low, high = (float(each) for each in value)
+        first, second = (float(each) for each in value)
     except (TypeError, ValueError):
-        raise Unfit("two numbers, the lower one first") from None
-    if not -1e300 <= low <= high <= 1e300:
-        raise Unfit("two numbers, the lower one first")
-    return low, high
+        raise Unfit("two numbers") from None
+    if not all(abs(each) <= 1e300 for each in (first, second)):
+        raise Unfit("two numbers of a size that float64 holds")
+    return first, second
 
 
 TABLE = Table(read_table("openrlhf"), {"pair": _pair})
@@ -74,7 +74,6 @@ def hierarchy_of(config: Any) -> TrainerLoss:
         _kl_loss(d, kind, beta, by_sequence)
     _advantages(d, kind, 0 if use_loss else beta)
     _around(d, weights)
-    o.findings[:0] = [Finding(NOTE, why) for why in d.gives_up.values()]
     return d.loss("openrlhf" + "_sequence" * by_sequence)
 
 
@@ -82,7 +81,7 @@ def _clip(d: Draft, by_sequence: bool) -> None:
     o = d.options
     name = "eps_clip" if o.raw("eps_clip_low_high") is None else "eps_clip_low_high"
     low, high = (o[name], o[name]) if name == "eps_clip" else o[name]
-    if low <= 0:
+    if min(low, high) <= 0:
         raise o.refusal(name, "numbers above 0: how far the ratio may be below and above 1")
     gate = clip_gate(low, high, o["dual_clip"], logs=by_sequence)
     if not by_sequence:
@@ -112,8 +111,8 @@ def _correction(d: Draft, by_sequence: bool) -> list[EngineWeight]:
         return []
     kind, (low, high) = o["is_correction_type"], o["is_correction_threshold"]
     name = TABLE.full["is_correction_threshold"]
-    if low <= 0:
-        raise o.refusal(name, "two numbers above 0")
+    if not 0 < low <= high:
+        raise o.refusal(name, "two numbers above 0, the lower one first")
     least = d.parameter("least", low, upper=1) if low < 1 else low
     most = d.parameter("most", high, lower=1) if high > 1 else high
     apart = log_prob(old) - log_prob(rollout)
@@ -160,6 +159,8 @@ def _kl_loss(d: Draft, kind: str, beta: float, by_sequence: bool) -> None:
 def _advantages(d: Draft, kind: str, beta: float) -> None:
     o = d.options
     estimator, answers, (low, high) = o["advantage.estimator"], o["n_samples_per_prompt"], o["clip_range"]
+    if low > high:
+        raise o.refusal("clip_range", "two numbers, the lower one first")
     if estimator in OF_GROUPS and answers < 2:
         required = f"2 or more, as OpenRLHF requires with {o.said('advantage.estimator')}"
         raise o.refusal("n_samples_per_prompt", required, "rollout.n_samples_per_prompt=8")

@@ -62,7 +62,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """A line of a trainer's table. Its keys in the file have the same names, but `of`, which is a text.
+    """A line of a trainer's table. The keys in the file have these names, but `kind` is `is`, and `of` is a text.
 
     - `kind`: `flag`, `number`, `whole` (number), `choice`, `any`, or a kind of this trainer. `default`: the trainer's.
     - `above`, `least`, `most`: bounds of a number, `because` in words. `of`: the values of a choice.
@@ -151,7 +151,8 @@ class Table:
     def __init__(self, data: Mapping[str, Any], kinds: Mapping[str, Reader] | None = None) -> None:
         self.data, self.readers = data, {**READERS, **(kinds or {})}
         self.trainer, marks = self.data["trainer"], self.data["marks_defaults"]
-        self.mark, self.write = (" (the default)", str) if marks else ("", written)
+        self.mark = " (the default)" if marks else ""
+        self.write: Callable[[Any], str] = str if marks else written
         self.options = dict(_options(self.data["options"]))
         self.defaults = {name: option.default for name, option in self.options.items()}
         found = self.data["harmless"]
@@ -209,7 +210,7 @@ class Options:
         self._read: set[str] = set()
         for name in self.given:
             if table.find(name) is None:
-                known = [*table.options, *sorted(table.harmless)]
+                known = [*table.options, *sorted(table.harmless.difference(table.below))]
                 last = str(name).rpartition(".")[2]  # the rest of its name is missing, or another one
                 full = [each for each in known if each.rpartition(".")[2] == last]
                 remedy = f"write {' or '.join(full)}" if last and full else suggest(str(name), known)

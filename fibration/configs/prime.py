@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fibration.configs.draft import Draft, prompt_group, token, trajectory
-from fibration.configs.findings import ERROR, NOTE, WARNING, Finding
+from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.options import Option, Options, Table, TrainerLoss, Unfit, flattened, read_table
 from fibration.configs.sampling import SETTINGS, EngineWeight, Setting, find_sampling
 from fibration.errors import SpecError, suggest
@@ -85,7 +85,6 @@ def hierarchy_of(config: Any) -> TrainerLoss:
         d.penalties["square"] = Penalty(term, objective=over)  # type: ignore[assignment]
     d.advantages = _advantages(d)
     _around(d)
-    o.findings[:0] = [Finding(NOTE, why) for why in d.gives_up.values()]
     return d.loss("prime_rl")
 
 

@@ -130,7 +130,7 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     _divergence(d, by_sequence)
     d.advantages = _advantages(d)
     _find_around(o, weight)
-    return d.loss(f"trl_{kind}" + "_sequence" * (by_sequence and kind != "vespo"))
+    return d.loss(f"trl_{kind}" + "_sequence" * (by_sequence and kind != "vespo"), notes=False)
 
 
 def options_of(config: Any) -> Options:
@@ -390,7 +390,8 @@ def _advantages(d: Draft) -> Expression:
     weights, itself = o["reward_weights"], "the completion's own reward among them"
     if o["multi_objective_aggregation"] == "normalize_then_sum":
         why = f"{o.said('multi_objective_aggregation')}: divided by deviations, {itself}"
-        d.gives_up["baseline"], each = why, reward
+        d.gives_up["baseline"] = why
+        each: Expression = reward
         if _number_of_rewards(o) == 1:
             d.gives_up["baseline of what is left of advantages"] = f"{why}; whether A rises with it is not decided"
             each = standardised(reward, over=prompt_group, epsilon=EPSILON)

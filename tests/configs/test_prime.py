@@ -57,13 +57,6 @@ def test_a_config_has_the_value_and_the_gradient_of_prime_rls_formulas(name):
     torch.testing.assert_close(now.grad, same.grad, rtol=1e-11, atol=1e-15)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", CASES)
-def test_no_law_of_a_config_is_refused(name):
-    report = hierarchy_of({**GROUP, **CASES[name]}).hierarchy.verify()
-    assert report.ok, str(report)
-
-
 def toml(orchestrator, sampling="", rest="", algo=""):
     """A config of `examples/` in prime-rl's nesting."""
     source = '[[orchestrator.train.source]]\nname = "x"\n[orchestrator.train.source.env.taskset]\nid = "x"\n'

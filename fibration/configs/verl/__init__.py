@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fibration.configs.draft import counted, estimated_kl, together, token, trajectory
-from fibration.configs.findings import ERROR, NOTE, WARNING, Finding
+from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.options import Option, TrainerLoss, written
 from fibration.configs.sampling import Setting, answer_weight, find_sampling
 from fibration.configs.verl.estimators import K3_MOST, set_advantages
@@ -86,8 +86,8 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     if o["distillation.enabled"]:
         raise o.refusal("distillation.enabled", "false: distillation has a loss of its own, from a teacher")
     if o.raw(MODE) == OURS:
-        own = f"fibration show {o['hierarchy'] or 'HIERARCHY'}"
-        raise o.refusal(MODE, "a loss of verl: this one is the hierarchy itself", own)
+        remedy = f"fibration show {o['hierarchy'] or 'HIERARCHY'}"
+        raise o.refusal(MODE, "a loss of verl: this one is the hierarchy itself", remedy)
     mode = o.read(MODE, Option("choice", of=(*LOSSES, BYPASS)))
     d.reserved = TAKEN.get(mode, frozenset())
     sampled = _correction(d, mode)
@@ -100,7 +100,6 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     _kl_loss(d, mean, aggregation)
     set_advantages(d)
     _say_around(d, mean)
-    o.findings[:0] = [Finding(NOTE, why) for why in d.gives_up.values()]  # verl's own choices, unless they are graded
     return d.loss("verl")
 
 
