@@ -85,7 +85,7 @@ app = typer.Typer(
     cls=Commands,
     help="Check, compare, compile and measure losses for RL of language models.\n\n"
     "SPEC is path.py, path.py:NAME of a hierarchy or a loss function, a JSON file, or the name of a shipped loss. Or "
-    "it is trl:FILE or verl:FILE, a config of a trainer in YAML or JSON; words KEY=VALUE after it change its options.",
+    "it is trl:FILE, verl:FILE, openrlhf:FILE or prime:FILE, a trainer's config; KEY=VALUE after it changes an option.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -18,8 +18,8 @@ VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
 FailOn = StrEnum("FailOn", "error warning never")  # as in `configs.findings`
 ShowFormat = StrEnum("ShowFormat", "text python mermaid latex json schema")
 HELP = (
-    "path.py, path.py:NAME of a hierarchy or a loss function, a JSON file, a shipped loss; or trl:FILE or verl:FILE, a "
-    "trainer's config, and KEY=VALUE"
+    "path.py, path.py:NAME of a hierarchy or a loss function, a JSON file, a shipped loss; or trl:FILE, verl:FILE, "
+    "openrlhf:FILE or prime:FILE, a trainer's config, and KEY=VALUE"
 )
 OUTPUT = ("--output", "--out", "-o")  # of every command that writes a file or a folder
 Spec = Annotated[

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fibration.configs.files import config_of, deciding, options_in, parts_of
+from fibration.configs.files import config_of, deciding, parts_of
 from fibration.configs.findings import NOTE, Finding
-from fibration.configs.options import TrainerLoss
+from fibration.configs.options import TrainerLoss, flattened
 from fibration.configs.specs import Spec, as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
 from fibration.language.comparable import Options
@@ -132,7 +132,7 @@ def _with_all(h: Hierarchy, words: Sequence[str], settings: Settings) -> Report:
 
 def _options(specs: Sequence[Spec]) -> tuple[tuple[Options, Options], str]:
     """The options that decide the parts of each config, in words; and those that make the first config the second."""
-    one, other = (options_in(config_of(spec.name, spec.overrides)) if spec.trainer else None for spec in specs)
+    one, other = (flattened(config_of(spec.name, spec.overrides), True) if spec.trainer else None for spec in specs)
     alike = specs[0].trainer == specs[1].trainer
     found: list[dict[str, list[str]]] = []
     for spec, own, beside in zip(specs, (one, other), (other, one), strict=True):

@@ -1,7 +1,8 @@
-"""The config of a trainer as a hierarchy: `trl:FILE` and `verl:FILE` on the command line.
+"""The config of a trainer as a hierarchy: `trl:FILE`, `verl:FILE`, `openrlhf:FILE` or `prime:FILE` on the command line.
 
-Neither trainer has to be installed. `options.py` keeps account of the keys: one that touches the loss is read or is an
-error. `trl.py` and `verl/` say what the keys of their trainer mean.
+No trainer has to be installed. `NAME.toml` is the table of a trainer's options: default, meaning and severity.
+`options.py` keeps account of the keys: one that touches the loss is read or is an error. `trl.py`, `openrlhf.py`,
+`prime.py` and `verl/` make a loss of them, in a `Draft`.
 
 May import: `errors`, `files`, `language`.
 """

@@ -1,59 +1,46 @@
-"""What an engine samples from, where that is not the distribution whose log-probs the trainer computes.
+"""What an engine samples from, what a trainer makes of its log-probs, and bounds that are probably slips.
 
-Readers of configs (TRL's, verl's) call `find_sampling` with the settings of their engine. The tables name the settings
-of vLLM, SGLang and transformers, each with the values that change nothing.
+Readers of configs call `find_sampling` with the settings of their engine, whose names and plain values are in
+`engines.toml`: those of vLLM, SGLang and transformers. A function that warns yields its finding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fibration.configs.findings import ERROR, WARNING, Finding, Severity
-from fibration.configs.weights import EngineWeight
-from fibration.errors import listed
+from fibration.configs.options import read_table
+from fibration.errors import SpecError, listed, shown
 
-
-def _table(names: str, *plain: Any) -> dict[str, tuple[Any, ...]]:
-    """Settings, with the values beside None, False and empty ones that change nothing."""
-    return dict.fromkeys(names.split(), plain)
-
-
-# Tokens that are left out have the probability 0: the engine's others are divided by the mass that is kept.
-CUTS: Mapping[str, tuple[Any, ...]] = {
-    **_table("top_p typical_p", 1),
-    **_table("top_k", 0, -1),
-    **_table("min_p epsilon_cutoff eta_cutoff no_repeat_ngram_size encoder_no_repeat_ngram_size", 0),
-    **_table("min_length min_new_tokens min_tokens", 0),
-    **_table("top_h allowed_token_ids bad_words bad_words_ids begin_suppress_tokens constraints force_words_ids"),
-    **_table("forced_bos_token_id forced_eos_token_id guided_decoding structured_outputs suppress_tokens"),
-    **_table("thinking_token_budget"),
-}
-# Every token keeps a probability, another one.
-BENDS: Mapping[str, tuple[Any, ...]] = {
-    **_table("repetition_penalty encoder_repetition_penalty guidance_scale num_beams num_beam_groups best_of", 1),
-    **_table("presence_penalty frequency_penalty diversity_penalty penalty_alpha", 0),
-    **_table("exponential_decay_length_penalty logit_bias sequence_bias watermarking_config"),
-    **_table("dola_layers extra_args logits_processors token_healing use_mtp"),
-}
-# How an answer ends, how it is computed, and what else the engine returns.
-HARMLESS = frozenset(
-    """
-    assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bos_token_id
-    cache_config cache_implementation compile_config continuous_batching_config decoder_start_token_id detokenize
-    disable_compile early_stopping eos_token_id flat_logprobs ignore_eos include_stop_str_in_output is_assistant
-    length_penalty logprob_token_ids logprobs low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens
-    max_time max_tokens n num_assistant_tokens num_assistant_tokens_schedule num_return_sequences output_attentions
-    output_hidden_states output_kind output_logits output_scores output_text_buffer_length pad_token_id
-    prefill_chunk_size prompt_logprobs prompt_lookup_num_tokens remove_invalid_values renormalize_logits
-    repetition_detection return_dict_in_generate seed skip_clone skip_reading_prefix_cache skip_special_tokens
-    spaces_between_special_tokens speculation_type stop stop_strings stop_token_ids target_lookbehind
-    transformers_version truncate_prompt_tokens use_cache
-    """.split()
+GSPO = (3e-4, 4e-4)  # the bounds of GSPO's paper, below and above 1
+WIDE = 0.01  # bounds of an answer's mean ratio from which on they hardly bind
+LONG = 8192  # tokens of the answer in an example, where those of the config are few
+DEVIATION = 0.05  # of a token's log ratio between trainer and engine, in examples
+_DATA = read_table("engines")
+CUTS, BENDS = (
+    {name: line["plain"] for line in _DATA[key] for name in line["names"].split()} for key in ("cuts", "bends")
 )
 GREEDY = {"do_sample": False, "temperature": 0, "top_k": 1}  # the likeliest token alone
-SETTINGS = frozenset((*CUTS, *BENDS, *HARMLESS, "do_sample", "temperature"))
+SETTINGS = frozenset((*CUTS, *BENDS, *_DATA["harmless"].split(), "do_sample", "temperature"))
+
+
+@dataclass(frozen=True)
+class EngineWeight:
+    """The weight of a token that a trainer makes of trainer/engine, the ratio of its and the engine's probability.
+
+    - `said`: the option, as `rollout_is=sequence`.
+    - `level`: "token", the token's ratio; "answer", the product of an answer's ratios; "mean", their geometric mean.
+    - `least`, `most`: the bounds of the weight, or None. It is cut to them, or 0 beyond them if it `masks`.
+    """
+
+    said: str
+    level: Literal["token", "answer", "mean"]
+    masks: bool
+    least: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +77,11 @@ def find_sampling(
     - `is_raw`: the engine's log-probs are those of its whole distribution, before temperature and cuts.
     - `processed`: what to write for log-probs after temperature and cuts.
     """
+    settings = {name: setting for name, setting in settings.items() if setting.value is not None}
     values = {name: number(setting.value) for name, setting in settings.items()}
+    for name in {"top_p", "temperature"} & values.keys():
+        if not isinstance(values[name], int | float):
+            raise SpecError(f"the option '{settings[name].option}'", required="a number", found=shown(values[name]))
     if greedy := next((name for name, value in GREEDY.items() if name in values and values[name] == value), ""):
         plain = {"do_sample": "true", "top_k": "0"}.get(greedy, f"{temperature or 1:g}")
         yield Finding(
@@ -119,11 +110,11 @@ def find_sampling(
         )
 
 
-def _is_plain(value: Any, plain: tuple[Any, ...]) -> bool:
+def _is_plain(value: Any, plain: list[Any]) -> bool:
     return value is None or value is False or value in ([], {}, "", *plain)
 
 
-def _plain(settings: Mapping[str, Setting], table: Mapping[str, tuple[Any, ...]]) -> str:
+def _plain(settings: Mapping[str, Setting], table: Mapping[str, list[Any]]) -> str:
     return " ".join(f"{s.option}={table[name][0] if table[name] else 'null'}" for name, s in settings.items())
 
 
@@ -175,3 +166,55 @@ def _of_bends(said: str, weight: EngineWeight | None, is_raw: bool) -> str:
         return f"{head}, and {weight.said} does not see it: the engine's log-probs are of that one too."
     product = ", and an answer's weight is the product of them" if weight.level == "answer" else ""
     return f"{head}: every weight trainer/engine ({weight.said}) differs from 1 by it{product}."
+
+
+# ---------------------------------------------------------------- numbers that are probably slips
+
+
+def mean_bound(length: int, most: float, deviation: float = DEVIATION) -> float:
+    """Returns an upper bound of `E[min(w, most)]`, of the product w of `length` ratios, over what the engine samples.
+
+    `min(w, C) ≤ √(C·w)`, and `E[√w]` is a product of the Bhattacharyya coefficients of the tokens: √C·b^length, if each
+    is at most b. Log ratios that are normal with this deviation have b = exp(-deviation²/8).
+    """
+    return min(1.0, math.sqrt(most) * math.exp(-length * deviation**2 / 8))
+
+
+def answer_weight(weight: EngineWeight | None, length: int, change: str) -> Iterator[Finding]:
+    """Warns of a weight of whole answers. `length`: the tokens of the longest; `change`: what to write instead."""
+    if weight is None or weight.level != "answer":
+        return
+    per_token = round(8 / DEVIATION**2)
+    given = f"b = exp(-s²/8) for normal log ratios of deviation s. With s = {DEVIATION:g} it is exp(-T/{per_token})"
+    lengths = (length,) if mean_bound(length, weight.most or 1.0) < 0.9 else (length, LONG)  # short ones show nothing
+    bounds = listed(f"{mean_bound(n, weight.most or 1.0):.2g} for T = {n}" for n in lengths)
+    if weight.most is None:
+        what = (
+            "it has no upper bound: its mean is 1, and the mean of its root at most b^T for T tokens, so that few "
+            f"answers carry the gradient. b is the largest Bhattacharyya coefficient of trainer and engine at a token, "
+            f"{given}, which is {bounds}"
+        )
+    else:
+        what = (
+            f"{'it is 0 above' if weight.masks else 'it is cut at'} {weight.most:g}, so that it shrinks with the "
+            f"answer's length: its mean is at most √{weight.most:g}·b^T for T tokens, and at most 1. b is the largest "
+            f"Bhattacharyya coefficient of trainer and engine at a token, {given}: at most {bounds}"
+        )
+    if weight.least is not None:
+        beyond = "answers below it are dropped" if weight.masks else "long answers have this weight"
+        what += f". The lower bound is {weight.least:g}: {beyond}"
+    yield Finding(WARNING, f"{weight.said}: an answer's weight is the product of its tokens' ratios; {what}.", change)
+
+
+def sequence_clip(said: str, low: float, high: float, change: str) -> Iterator[Finding]:
+    """Warns of bounds `1 - low`, `1 + high` of an answer's mean ratio that are as wide as those of a token's ratio."""
+    if max(low, high) <= WIDE:
+        return
+    times = max(low / GSPO[0], high / GSPO[1])
+    yield Finding(
+        WARNING,
+        f"{said}: the clip bounds the geometric mean of an answer's ratios, which lies much nearer to 1 than one "
+        f"ratio. The bounds are about {times:.0f} times those of GSPO ({GSPO[0]:g} and {GSPO[1]:g}), and hardly "
+        "ever bind.",
+        change,
+    )

@@ -67,7 +67,7 @@ def as_spec(words: str | Sequence[str]) -> Spec:
         names = ", ".join(f"'{spec.name}'" for spec in found)
         raise SpecError(
             f"{len(found)} SPECs: {names}",
-            required="one SPEC; KEY=VALUE may come after trl:FILE or verl:FILE",
+            required="one SPEC; KEY=VALUE may come after a trainer's config, as trl:FILE",
             remedy="name one",
         )
     return found[0]

@@ -9,10 +9,11 @@ from oracles.trl_configs import EVERY, pairs, with_loss
 
 from fibration import equivalent, load
 from fibration.configs.files import load_config
-from fibration.configs.trl import hierarchy_of
-from fibration.configs.trl_options import DEFAULTS, HARMLESS
-from fibration.configs.trl_others import OTHERS as TRAINERS
+from fibration.configs.trl import OTHERS as TRAINERS
+from fibration.configs.trl import TABLE, hierarchy_of
 from fibration.errors import SpecError
+
+DEFAULTS, HARMLESS = TABLE.defaults, TABLE.harmless
 
 
 def of(**options):

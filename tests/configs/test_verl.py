@@ -11,19 +11,20 @@ from thorough import ALL
 
 from fibration import SpecError, equivalent, load
 from fibration.configs.verl import hierarchy_of
-from fibration.configs.verl.corrections import MASKS
-from fibration.configs.verl.estimators import BY_POSITION, ESTIMATORS, KL_NAMES
-from fibration.configs.verl.losses import LOSSES
+from fibration.configs.verl.estimators import BY_POSITION, ESTIMATORS
+from fibration.configs.verl.losses import LOSSES, MASKS
 from fibration.configs.verl.options import (
     ACTOR,
     ALGORITHM,
     CORRECTION,
-    DEFAULTS,
-    MEGATRON,
+    KL_NAMES,
     OWN_CORRECTION,
     POLICY_LOSS,
     ROLLOUT,
+    TABLE,
 )
+
+DEFAULTS, MEGATRON = TABLE.defaults, f"{ACTOR}megatron.override_transformer_config."
 
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 GROUPS = {f"{ALGORITHM}adv_estimator": "grpo", f"{ROLLOUT}n": 8}

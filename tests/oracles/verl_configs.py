@@ -6,10 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from fibration.configs.verl.corrections import MASKS
-from fibration.configs.verl.estimators import ESTIMATORS, KL_NAMES
-from fibration.configs.verl.losses import LOSSES
-from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, OWN_CORRECTION, POLICY_LOSS, ROLLOUT
+from fibration.configs.verl.estimators import ESTIMATORS
+from fibration.configs.verl.losses import LOSSES, MASKS
+from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, KL_NAMES, OWN_CORRECTION, POLICY_LOSS, ROLLOUT
 
 Config = dict[str, Any]
 BASE: Config = {

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fibration.configs.draft import (
+    batch,
+    estimated_kl,
+    generalised_advantage,
+    mean_of,
+    prompt_group,
+    token,
+    trajectory,
+    whitened,
+)
 from fibration.configs.findings import ERROR, WARNING
-from fibration.configs.parts import batch, estimated_kl, mean_of, prompt_group, token, trajectory, whitened
-from fibration.configs.verl.draft import Draft
+from fibration.configs.options import Option
+from fibration.configs.verl.losses import Draft
 from fibration.configs.verl.options import ALGORITHM, CORRECTION, ROLLOUT
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Attribute, count, reward
@@ -18,22 +28,13 @@ from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import deviation, largest, total
 
 old, reference = policies("old reference")
-ESTIMATOR = f"{ALGORITHM}adv_estimator"
+ESTIMATOR, NORM = "adv_estimator", "norm_adv_by_std_in_grpo"
 EPSILON = 1e-6  # beside deviations of groups
 WHITENING = 1e-8  # beside variances of tokens
 K3_MOST = 10.0  # verl cuts k3 there, in losses and in rewards
-KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-KL_NAMES = (*KINDS, *(f"{name}+" for name in KINDS))
 REST = "baseline of what is left of advantages"  # not decided for formulas that are divided twice
-DEVIATES = "groups whose rewards differ less count for more"
-
-
-def kl_kind(d: Draft, name: str) -> str:
-    """`k1`, `abs`, `k2`, `k3`, or one of these with a `+`, for verl's name of it."""
-    if d.options[name] in ("full", "full+"):
-        raise d.options.refusal(name, "another estimator: verl has no code for 'full'")
-    chosen = d.options.choice(name, KL_NAMES)
-    return KINDS[chosen.rstrip("+")] + "+" * chosen.endswith("+")
+SCALED = "scaled by how many rewards are not 0"
+PER_TOKEN = "Rewards are per token [B, T]: verl puts the reward of an answer on its last token, and 0 on the others."
 
 
 @dataclass(frozen=True)
@@ -57,62 +58,63 @@ class Rewards:
 
 
 def rewards_of(d: Draft) -> Rewards:
-    if not d.options.flag(f"{ALGORITHM}use_kl_in_reward"):
+    o = d.options
+    if not o["use_kl_in_reward"]:
         return Rewards(None)
-    kind = kl_kind(d, f"{ALGORITHM}kl_penalty").rstrip("+")  # no gradient flows through rewards
-    control = d.options.choice(f"{ALGORITHM}kl_ctrl.type", ("fixed", "adaptive"))
-    size = d.options.number(f"{ALGORITHM}kl_ctrl.kl_coef")
-    if control == "adaptive":
+    kind = o["kl_penalty"].rstrip("+")  # no gradient flows through rewards
+    adapts = o["kl_ctrl.type"] == "adaptive"
+    if adapts:
         d.say("kl_ctrl.type=adaptive changes kl_coef after each batch: set the parameter 'kl_coef' in each call.")
-    coef = d.parameter("kl_coef" if control == "adaptive" else "beta", size, otherwise="kl_coef")
+    coef = d.parameter("kl_coef" if adapts else "beta", o["kl_coef"], otherwise="kl_coef")
     return Rewards(coef * estimated_kl(kind, log_prob(old) - log_prob(reference), K3_MOST))
 
 
-def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
-    """The formula of advantages, and the groups that it reads. Adds the laws that it gives up."""
-    if d.options[ESTIMATOR] in BY_POSITION:
-        raise d.options.refusal(
+def set_advantages(d: Draft) -> None:
+    """Sets the formula of advantages, and the groups that it reads. Adds the laws that it gives up."""
+    o = d.options
+    if o.raw(ESTIMATOR) in BY_POSITION:
+        raise o.refusal(
             ESTIMATOR,
             "an estimator whose baseline is one per row or group: this one has a baseline for each position in the "
             "answers of a group, from Σπ² of the whole vocabulary",
             "hierarchies take its advantages as given: fibration show dapo",
         )
-    estimator = d.options.choice(ESTIMATOR, ESTIMATORS)
+    estimator = o.read(ESTIMATOR, Option("choice", of=tuple(ESTIMATORS)))
     if d.by_token and estimator not in OF_GROUPS:
-        raise d.options.refusal(
+        raise o.refusal(
             f"{CORRECTION}rollout_rs",
             f"masks of whole rows with adv_estimator={estimator}, whose sums skip tokens that are dropped",
             "rollout_rs=seq_mean_k1",
         )
     if estimator in UNFETCHED and not d.is_legacy:
         d.say(
-            f"{d.known(ESTIMATOR)} with trainer.use_v1=true: verl 0.9.1 does not fetch {UNFETCHED[estimator]} for it, "
+            f"{o.said(ESTIMATOR)} with trainer.use_v1=true: verl 0.9.1 does not fetch {UNFETCHED[estimator]} for it, "
             "and raises an error.",
             ERROR,
             "trainer.use_v1=false",
         )
-    is_alone = d.options.number(f"{ROLLOUT}n") < 2
-    if is_alone and estimator in OF_GROUPS:
-        return _of_one(d, estimator)
-    formula = ESTIMATORS[estimator](d, rewards_of(d))
-    if estimator in OF_GROUPS:
+    is_alone = o["n"] < 2
+    if estimator not in OF_GROUPS:
+        d.advantages, d.groups = ESTIMATORS[estimator](d, rewards_of(d)), ()
+    elif is_alone:
+        d.advantages, d.groups = _of_one(d, estimator), ()
+    else:
+        d.advantages = ESTIMATORS[estimator](d, rewards_of(d))
         if estimator not in ALONE:
             here = "is an error" if estimator == "rloo" else "has 0"
             alone = "A group of one answer, which filters may leave, has its undivided reward as advantage in verl"
             d.say(f"{alone}; here it {here}.")
-        return formula, (prompt_group,)
-    return formula, ()
 
 
 # What these do with an answer that has none to be compared with; others take its reward for the advantage.
 ALONE = {"grpo_passk": "raises an error", "rloo_vectorized": "gives every answer the advantage 0"}
 
 
-def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
+def _of_one(d: Draft, estimator: str) -> Expression:
     """One answer to a prompt has none to be compared with."""
     if estimator in ALONE:
         why = f"2 or more: adv_estimator={estimator} {ALONE[estimator]}"
-        raise d.options.refusal(f"{ROLLOUT}n", why, f"{ROLLOUT}n=8")
+        raise d.options.refusal("n", why, f"{ROLLOUT}n=8")
     d.say(
         f"{ROLLOUT}n=1: an answer is compared with no other, so that {estimator} takes its reward for the advantage. "
         f"Set {ROLLOUT}n for groups.",
@@ -121,29 +123,24 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
     )
     rewards = rewards_of(d)
     score = _gdpo_weight(d, rewards) * reward if estimator == "gdpo" else rewards.of_row
-    if estimator in NORMED and _is_normed(d, estimator):
+    if estimator in ("grpo", "grpo_vectorized", "gdpo") and _is_normed(d, estimator):
         score = score / (1 + 2**-20)  # 1 + EPSILON in float32, as verl adds them
     if estimator == "gpg":
         score = _alpha(score) * score
-        d.give_up("baseline", ESTIMATOR, "scaled by how many rewards are not 0")
-    if estimator in ("reinforce_plus_plus_baseline", "gdpo"):
-        score = _whitened(d, score)
-    return score, ()
-
-
-NORM = f"{ALGORITHM}norm_adv_by_std_in_grpo"
-NORMED = ("grpo", "grpo_vectorized", "gdpo")  # as grpo_passk, which has a formula of its own
+        d.give_up("baseline", ESTIMATOR, SCALED)
+    return _whitened(d, score) if estimator in ("reinforce_plus_plus_baseline", "gdpo") else score
 
 
 def _is_normed(d: Draft, estimator: str) -> bool:
     """Whether advantages are divided by deviations: verl's dispatcher hands the option to grpo alone."""
-    if d.options.flag(NORM) or estimator == "grpo":
-        return d.options.flag(NORM)
+    is_normed: bool = d.options[NORM]
+    if is_normed or estimator == "grpo":
+        return is_normed
     d.say(
-        f"{NORM}=false has no effect with adv_estimator={estimator}: verl's dispatcher does not hand it on, so that "
-        "advantages are divided by a deviation of the group all the same.",
+        f"{ALGORITHM}{NORM}=false has no effect with adv_estimator={estimator}: verl's dispatcher does not hand it on, "
+        "so that advantages are divided by a deviation of the group all the same.",
         ERROR,
-        f"{ESTIMATOR}=grpo",
+        f"{ALGORITHM}{ESTIMATOR}=grpo",
     )
     return True
 
@@ -151,7 +148,8 @@ def _is_normed(d: Draft, estimator: str) -> bool:
 def _normed(d: Draft, estimator: str, score: Expression) -> Expression:
     if not _is_normed(d, estimator):
         return centred(score, over=prompt_group)
-    d.give_up("baseline", NORM if d.options.flag(NORM) else ESTIMATOR, DEVIATES)
+    why = "groups whose rewards differ less count for more"
+    d.give_up("baseline", NORM if d.options[NORM] else ESTIMATOR, why)
     return standardised(score, over=prompt_group, epsilon=EPSILON)
 
 
@@ -194,13 +192,13 @@ def _passk(d: Draft, r: Rewards) -> Expression:
     at_best = total(where(r.of_row >= best, 1, 0), over=prompt_group, of=trajectory)
     d.give_up("baseline", ESTIMATOR, "an answer's own reward decides whether it is compared")
     lead = r.of_row - second
-    if d.options.flag(NORM):
+    if d.options[NORM]:
         lead = lead / (deviation(r.of_row, over=prompt_group, of=trajectory) + EPSILON)
     return where((r.of_row >= best) & (at_best <= 1), lead, 0)
 
 
 def _gpg(d: Draft, r: Rewards) -> Expression:
-    d.give_up("baseline", ESTIMATOR, "scaled by how many rewards are not 0")
+    d.give_up("baseline", ESTIMATOR, SCALED)
     d.say("gpg counts rewards that are not 0 among all rows that verl sampled for a training step.")
     return _alpha(r.of_row) * centred(r.of_row, over=prompt_group)
 
@@ -214,20 +212,22 @@ def _alpha(score: Expression) -> Expression:
 def _gdpo(d: Draft, r: Rewards) -> Expression:
     scale = _gdpo_weight(d, r)
     d.give_up(REST, ESTIMATOR, "divided by a deviation of the group, then of all tokens")
-    return _whitened(d, scale * _normed(d, "gdpo", reward) if scale != 1 else _normed(d, "gdpo", reward))
+    score = _normed(d, "gdpo", reward)
+    return _whitened(d, scale * score if scale != 1 else score)
 
 
 def _gdpo_weight(d: Draft, r: Rewards) -> float:
     """The weight of the one reward that gdpo has."""
-    name, weights_name = f"{ALGORITHM}gdpo_reward_keys", f"{ALGORITHM}gdpo_reward_weights"
-    keys, weights = d.options[name], d.options[weights_name]
+    o, name = d.options, "gdpo_reward_keys"
+    keys, weights = o[name], o["gdpo_reward_weights"]
     if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
-        raise d.options.refusal(name, "the names of the rewards, as verl does with adv_estimator=gdpo", f"{name}=[acc]")
-    whole = isinstance(weights, list | tuple) and len(weights) == len(keys)
-    if weights is not None and not (whole and all(isinstance(w, int | float) for w in weights)):
-        raise d.options.refusal(weights_name, f"{len(keys)} numbers, one for each of gdpo_reward_keys")
+        why = "the names of the rewards, as verl does with adv_estimator=gdpo"
+        raise o.refusal(name, why, f"{ALGORITHM}{name}=[acc]")
+    is_whole = isinstance(weights, list | tuple) and len(weights) == len(keys)
+    if weights is not None and not (is_whole and all(isinstance(w, int | float) for w in weights)):
+        raise o.refusal("gdpo_reward_weights", f"{len(keys)} numbers, one for each of gdpo_reward_keys")
     if len(keys) > 1:
-        raise d.options.refusal(
+        raise o.refusal(
             name, "one reward: a call of a hierarchy takes one reward per row, and gdpo standardises each by itself"
         )
     if r.kl is not None:
@@ -264,33 +264,23 @@ def _gae(d: Draft, r: Rewards) -> Expression:
     gamma, lam = _discount(d, "gamma"), _discount(d, "lam")
     if lam == 0 and gamma != 0:
         raise d.options.refusal(
-            f"{ALGORITHM}lam",
+            "lam",
             "a number above 0: at 0 an advantage is one step of the next value, for which there is no word",
             "algorithm.lam=0.001",
         )
     d.say(PER_TOKEN)
     d.say("gae: the attribute 'value' of a token is what the critic says of it. The critic's own loss is no part.")
-    if d.options.flag(f"{ALGORITHM}use_pf_ppo"):
+    if d.options["use_pf_ppo"]:
         d.say("use_pf_ppo draws rows at random, with chances that depend on their rewards, before they are trained on.")
-    apart = r.of_token - value
-    if gamma == 0:
-        return _whitened(d, apart)
-    d.give_up(REST, ESTIMATOR, "sums of rewards and values, divided by their deviation")
-    # What a value is worth at later tokens telescopes, as in the shipped loss ppo_gae.
-    later = r.of_token if lam == 1 else r.of_token + (1 - lam) / lam * value
-    return _whitened(d, apart + after(later, over=trajectory, discount=gamma * lam))
+    if gamma != 0:
+        d.give_up(REST, ESTIMATOR, "sums of rewards and values, divided by their deviation")
+    return _whitened(d, generalised_advantage(r.of_token, value, gamma, lam))
 
 
-PER_TOKEN = "Rewards are per token [B, T]: verl puts the reward of an answer on its last token, and 0 on the others."
-
-
-def _discount(d: Draft, which: str) -> Expression | float:
+def _discount(d: Draft, name: str) -> Expression | float:
     """0 and 1 are numbers, since bounds of parameters are strict."""
-    name = f"{ALGORITHM}{which}"
-    value = d.options.number(name)
-    if not 0 <= value <= 1:
-        raise d.options.refusal(name, "a number from 0 to 1")
-    return int(value) if value in (0, 1) else d.parameter(which, value, upper=1)
+    value = d.options[name]
+    return int(value) if value in (0, 1) else d.parameter(name, value, upper=1)
 
 
 UNFETCHED = {"gdpo": "the rewards of gdpo_reward_keys", "remax": "reward_baselines, the rewards of greedy answers"}

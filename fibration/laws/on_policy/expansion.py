@@ -225,7 +225,7 @@ class Stack:
 
     @cached_property
     def still(self) -> dict[Any, int]:
-        """Sums and means of log ratios that gates read. They tend to 0 with the log ratios: their formulas are smooth."""
+        """Sums and means of log ratios that gates read, of smooth formulas: they tend to 0 with the log ratios."""
         read = (a for s in self.path for a in atoms(self.level(s), Aggregate) if a.kind in ("mean", "total"))
         inner = ((symbol(a), to_sympy(a.formula)) for a in read if not atoms(a.formula, Aggregate))
         smooth = ((a, f) for a, f in inner if not f.has(sympy.Piecewise, sympy.sign, sympy.Abs))

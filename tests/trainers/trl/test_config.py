@@ -28,10 +28,11 @@ from trl.trainer.utils import split_tensor_dict
 
 import fibration
 from fibration.configs.sampling import SETTINGS
-from fibration.configs.trl_options import DEFAULTS, HARMLESS
+from fibration.configs.trl import TABLE
 from fibration.errors import SpecError
 from fibration.trainers.trl import hierarchy_of
 
+DEFAULTS, HARMLESS = TABLE.defaults, TABLE.harmless
 BOUND = 1e-9
 ROWS, WIDTH, FIRST = 8, 7, 3  # words of the vocabulary begin at 3; 1 ends a completion
 LENGTHS = (7, 1, 4, 6, 3, 7, 2, 5)

@@ -33,10 +33,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import get_tensordict, make_iterator
 from verl.workers.utils import losses
 
-from fibration.configs.verl.corrections import MASKS
 from fibration.configs.verl.estimators import BY_POSITION, ESTIMATORS
-from fibration.configs.verl.losses import LOSSES
-from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, DEFAULTS, OWN_CORRECTION, POLICY_LOSS, ROLLOUT
+from fibration.configs.verl.losses import LOSSES, MASKS
+from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, OWN_CORRECTION, POLICY_LOSS, ROLLOUT, TABLE
 from fibration.errors import SpecError
 from fibration.trainers.verl import hierarchy_of
 
@@ -263,7 +262,7 @@ def test_the_defaults_are_verls():
     absent = {f"{ALGORITHM}gdpo_reward_keys", f"{ALGORITHM}gdpo_reward_weights", f"{POLICY_LOSS}hierarchy"}
     absent |= {f"{ROLLOUT}min_p"}
     own = omega_conf_to_dataclass(composed(BASE).actor_rollout_ref.actor).policy_loss.rollout_correction
-    for name, value in DEFAULTS.items():
+    for name, value in TABLE.defaults.items():
         if name.startswith(OWN_CORRECTION):
             assert own[name.removeprefix(OWN_CORRECTION)] == value
         elif name not in absent:
