@@ -256,7 +256,7 @@ SLIPS = (
     ),
     _slip(
         "a loss that divides by one token too many is a mean", "auditing/test_planted",
-        "if np.abs(k - k[0]).max() <= MU * abs(k[0]):", "if np.abs(k - k[0]).max() <= abs(k[0]):",
+        "if np.abs(k - k[0]).max() > MU * abs(k[0]) or", "if np.abs(k - k[0]).max() > abs(k[0]) or",
     ),
     # fibration/head
     _slip(

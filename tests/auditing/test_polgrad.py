@@ -69,7 +69,7 @@ def test_polgrads_loss_is_identified_with_its_numbers(name, called, changes, exp
         assert own.parameters[key] == pytest.approx(value, rel=1e-6)
 
 
-def test_another_epsilon_of_the_deviation_is_not_called_equal():
+def test_another_epsilon_of_the_deviation_is_said():
     """polgrad adds 1e-4 to the deviation of rewards, `dapo_rewards` 1e-6."""
     found = audit(polgrads("dapo")["rewards"])
-    assert not found.identified and found.losses[0].batch is not None
+    assert found.losses[0].name == "dapo_rewards" and "epsilon_std = 0.0001" in str(found)

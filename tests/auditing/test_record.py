@@ -137,7 +137,7 @@ def distillation(log_probs, teacher_log_probs, mask):
 
 @pytest.mark.parametrize("loss", [critic, distillation])
 def test_losses_without_advantages_are_audited(loss):
-    assert not audit(loss).failures and "no shipped loss takes these arguments" in str(audit(loss))
+    assert not audit(loss).failures and "no shipped loss" in str(audit(loss))
 
     def unmasked(**given):
         return loss(**given | {"mask": torch.ones_like(given["mask"])})

@@ -60,8 +60,6 @@ def _of_pass(step: Pass) -> Iterator[tuple[str, Pass]]:
     yield from _without(step, "scans", "sum in order left out")
     if step.wide:
         yield "pass made narrow", replace(step, wide=False)
-    if step.kept:
-        yield "value not kept", replace(step, kept=None)
 
 
 def _of_parts(word: str, parts: Sequence[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
