@@ -54,23 +54,6 @@ def test_every_shipped_loss_is_audited_or_lacks_an_argument_and_the_page_counts_
     assert said in (Path(__file__).parents[2] / "docs" / "how-to" / "audit.md").read_text()
 
 
-def test_what_a_function_adds_to_the_deviation_of_rewards_is_read():
-    """TRL adds 1e-4, where the shipped loss declares 1e-6."""
-
-    def loss(log_probs, old_log_probs, rewards, mask, group_ids):
-        a = torch.zeros_like(rewards)
-        for group in group_ids.unique():
-            of = group_ids == group
-            a[of] = (rewards[of] - rewards[of].mean()) / (rewards[of].std() + 1e-4) if of.sum() > 1 else 0.0
-        ratio = (log_probs - old_log_probs).exp()
-        values = torch.minimum(ratio * a[:, None], ratio.clamp(0.8, 1.2) * a[:, None])
-        return -((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
-
-    (found,) = audit(loss).losses
-    assert (found.name, found.strength) == ("grpo_rewards", "proved")
-    assert found.parameters["epsilon_std"] == pytest.approx(1e-4, rel=1e-9)
-
-
 @pytest.mark.parametrize("name", LABELS)
 def test_a_loss_that_needs_more_than_an_audit_gives_is_refused(name):
     def loss(log_probs, old_log_probs, advantages, mask, rollout_log_probs, ref_log_probs):

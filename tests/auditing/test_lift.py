@@ -266,11 +266,6 @@ def test_maxima_and_order_have_words(call):
     assert WORDS[call] in str(h) and alike(h, Function(call, "call"))
 
 
-def test_a_ratio_that_a_row_shares_is_1_at_ratio_1():
-    found = lift(of_row_means).verify()
-    assert next(v.status for v in found.verdicts if v.law == "gradient") == "proved"
-
-
 def covariances(log_probs, old_log_probs, advantages, mask):
     x, a = (log_probs - old_log_probs) * mask, advantages[:, None] * mask
     moved = x.sum(-1) * (a * x).sum(-1)

@@ -72,4 +72,5 @@ def test_polgrads_loss_is_identified_with_its_numbers(name, called, changes, exp
 def test_another_epsilon_of_the_deviation_is_said():
     """polgrad adds 1e-4 to the deviation of rewards, `dapo_rewards` 1e-6."""
     found = audit(polgrads("dapo")["rewards"])
-    assert found.losses[0].name == "dapo_rewards" and "epsilon_std = 0.0001" in str(found)
+    assert (found.losses[0].name, found.losses[0].strength) == ("dapo_rewards", "proved"), str(found)
+    assert "epsilon_std = 0.0001" in str(found)

@@ -21,6 +21,7 @@ from fibration import (
     exp,
     gated,
     load,
+    mean,
     minimum,
     residual,
     tanh,
@@ -148,6 +149,12 @@ def test_the_report_on_gspo_names_the_advantages_for_which_first_order_holds():
     assert (first.status, bool(first.given_up)) == ("refuted", True)
     assert (second.status, second.subject) == ("proved", "advantages constant on each trajectory")
     assert {v.law for v in found.verdicts if v.given_up} == {"identity", "first_order"}
+
+
+def test_a_mean_of_log_ratios_that_a_gate_adds_is_no_first_order_agreement():
+    """`𝒢 = 1 + x + mean(x)`: it is 1 at `r = 1`, and its value moves with the other tokens' log ratios."""
+    h = alone(Gate(residual + mean(x, over=trajectory)))
+    assert not any(v.law == "first_order" and v.status == "proved" for v in h.verify().verdicts)
 
 
 @verdicts.wrong_specs("first_order")

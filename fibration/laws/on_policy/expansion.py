@@ -13,7 +13,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,7 @@ from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE
 from fibration.language.order import Ordered
-from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import Stopped, cancelled, flowing, show, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.coordinates import X, composed
@@ -223,14 +223,6 @@ class Stack:
         """`D`, per unit of the leaf measure."""
         return functools.reduce(operator.add, map(self.level, self.path))
 
-    @cached_property
-    def still(self) -> dict[Any, int]:
-        """Sums and means of log ratios that gates read, of smooth formulas: they tend to 0 with the log ratios."""
-        read = (a for s in self.path for a in atoms(self.level(s), Aggregate) if a.kind in ("mean", "total"))
-        inner = ((symbol(a), to_sympy(a.formula)) for a in read if not atoms(a.formula, Aggregate))
-        smooth = ((a, f) for a, f in inner if not f.has(sympy.Piecewise, sympy.sign, sympy.Abs))
-        return {a: 0 for a, f in smooth if vanishes(f.subs(symbol(token_log_ratio), 0))}
-
     def meetings(self) -> list[Meeting] | None:
         """All combinations of branches near `r = 1`; None if a branch may lack a value or slope, or if too many."""
         found: list[tuple[Conditions, Any]] = [({}, sympy.Integer(0))]
@@ -296,8 +288,6 @@ def together(subject: Subject) -> list[tuple[Stack, list[Meeting]]] | None:
 def is_one(subject: Subject) -> bool:
     """Whether `𝒢` is 1 at `r = 1`, and in the limit from every side."""
     found = together(subject) if recovers(subject) else None
-    # statistics move with the log ratios: this says nothing of slopes
-    found = [(s, [replace(m, variables={**m.variables, **s.still}) for m in meetings]) for s, meetings in found or ()]
     return bool(found) and all(r and vanishes(r[0] - 1) for _, r in reached(subject, found))
 
 
