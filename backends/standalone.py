@@ -19,10 +19,9 @@ from fibration.errors import BackendError
 NOTES = """\
 - Padded tensors [B, T]: pass x[mask] of each, and as `cu_seqlens` 0 and the sums of the rows' lengths so far.
 - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
-- Other results are sums over elements: divide them by the numbers. But `peak_...` are maxima, and `ratio_max` and
-  `ratio_min` the largest and the smallest gated ratio.
-- A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. Do not use
-  the results then: the objective is NaN, and so are the results of such tokens."""
+- Results but `peak_...`, `ratio_max` and `ratio_min` (of gated ratios) are sums: divide them by the numbers.
+- `nonfinite` is the number of rows with an infinite or undefined log ratio or advantage. If it is above 0, do not use
+  the results: the objective is NaN, and so are the results of such tokens."""
 
 
 @dataclass(frozen=True)

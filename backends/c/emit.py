@@ -124,12 +124,12 @@ def declared(argument: Argument) -> str:
 class _Function(Sweeps):
     def text(self) -> str:
         self.memory = []
-        self.line(0, f"/* {self.title}")
+        self.line(0, f"/* {self.title} `threads` are OpenMP's.")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
             more = "; NaN if they have it already" if a.kind == "fill" else ""
             self.line(0, f"   {a.name:<{width}}  {a.note.replace('None if', 'NULL if')}{more}")
-        self.line(0, f"   {'threads':<{width}}  of OpenMP, if the file is compiled with it */")
+        self.lines[-1] += " */"
         given = ", ".join([*map(declared, self.arguments), "int threads"])
         self.line(0, f"void {self.name}({given})\n{{")
         for stratum, nodes in itertools.groupby(self.slots, lambda n: n.stratum):

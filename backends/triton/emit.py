@@ -30,12 +30,11 @@ SKELETON = '''\
 {header}
 """How to call these functions, without the library that wrote them.
 
-Every function takes keywords, which are listed here: contiguous tensors on one CUDA or ROCm device. It fills the
-results and the workspace. Masked places of the flattened tensors are not tokens; the layout arguments say where the
-tokens are. A vector named `..._of` is float64, with one number per element of the stratum in brackets; `[batch]` is
-one number. `n_...` is the number of elements of a stratum, and `..._stride` 0 if one number serves all elements, else
-1. Layouts and parents are int64. Arguments with "None if" in their note may be None. No call reads from the device: a
-CUDA graph can record it.
+Every function fills results and the workspace. It takes keywords, listed here: contiguous tensors on one CUDA or ROCm
+device. Layouts, in int64, say where tokens are; other places of the flattened tensors are masked. A vector named
+`..._of` is float64, with one number per element of the stratum in brackets; `[batch]` is one number. `n_...` is the
+number of elements, and `..._stride` 0 if one number serves all, else 1. Arguments with "None if" in their note may be
+None. No call reads from the device: a CUDA graph can record it.
 
 {arguments}
 """

@@ -28,8 +28,7 @@ def lay_out(function, offsets, parents, leaves=None):
 def run(function, *, dtype=None, shape=None, **given):
     """Calls a function. Returns the results by name.
 
-    Pass the result of `lay_out`, the tensors over tokens, and each parameter as NAME_of: float64, one number or one per
-    element. This function makes sizes, strides, results and the workspace.
+    Pass what `lay_out` returns, tensors over tokens, and each parameter as NAME_of: one number, or one per element.
 
 {example}
 

@@ -193,7 +193,7 @@ def _with_epsilon(h: Hierarchy) -> Hierarchy:
         if isinstance(e, Apply) and e.operator == "+" and isinstance(added := e.arguments[1], Number):
             spread = e.arguments[0]
             if isinstance(spread, Aggregate) and spread.kind == "deviation":
-                return spread + Parameter(EPSILON, default=float(added.value))
+                return spread + Parameter(EPSILON, default=float(added.value), upper=0.01)
         return e
 
     if h.advantages is None or EPSILON in h.parameters:
