@@ -62,7 +62,7 @@ def laid_out(about, offsets, parents, leaves=None):
     size = {"batch": 1, **{leaf: len(place[leaf]) for leaf in kinds}, segments: n}
     for (_, target), parent in parents.items():
         size[target] = max(size.get(target, 0), int(parent.max()) + 1)
-    for target in size.keys() - {"batch", segments, *kinds}:
+    for target in [stratum for stratum in size if stratum not in ("batch", segments, *kinds)]:
         found = torch.cat([above for (_, t), above in edges.items() if t == target]).unique()
         if len(found) < size[target] or int(found[0]) < 0:
             raise ValueError(f"some {target} has no elements: number them 0, 1, 2, ... without gaps")

@@ -66,7 +66,7 @@ FORMS = ("tokens", "rows", "gradients")  # a value that is a sum over tokens, or
 OF_ROWS = "one ratio per row: what single tokens do beyond their mean is dropped"
 FROZEN = {"old_log_probs", "ref_log_probs", "rollout_log_probs"}
 GIVEN_UP = "read from a function: it has the function's gradient, and no value"
-DIVIDED = "read from a function: it divides rewards by a deviation, which an answer's own reward is part of"
+DIVIDED = "read from a function: it scales rewards with a deviation, which an answer's own reward is part of"
 IN_GATE = "total(1,"  # a count of tokens that is no part of the weight
 DRAWS = 40  # of rewards, for advantages of both signs
 DIGITS = 12  # characters of a number that may be simpler in other words
@@ -387,6 +387,11 @@ def _check(subject: Function, h: Hierarchy) -> None:
         raise Lack(
             f"something else on {len(LARGE)} rows of up to {max(LARGE)} tokens: does the padded width decide something?"
         )
+    alone = drawn(6, (2, 3, 1), 0.5, groups=(0, 0, 1))
+    if subject.reads_rewards and (theirs := reference.evaluate(alone)) is not None:
+        mine = subject.evaluate(alone).coefficients
+        if np.isfinite(mine).all() and not np.allclose(theirs.coefficients, mine, rtol=1e-6, atol=1e-9):
+            raise Lack("something else for a prompt group of one answer")
     if not subject.programs:
         raise Lack("a function that takes no small batch")
     for structure, made in subject.programs.items():

@@ -463,19 +463,29 @@ def _sides_of_values(f: Function) -> Finding:
 
     def valued(x: Floats, sign: float) -> Batch:
         """Values `x` above the old ones, and returns that are far above them, or below."""
-        there = (OLD + 20 * sign,)
+        there = (OLD + 4 * sign,)
         return Batch(tuple(replace(r, rollout_log_probs=there) for r in probe(x, np.ones(len(x))).rows))
 
-    x = steps(3.0)
-    for sign in (1.0, -1.0):
+    x, edges, gone = steps(3.0), dict[str, float](), False
+    for sign, where in ((1.0, "above"), (-1.0, "below")):
         stopped, nearer = f.evaluate(valued(x, sign)).coefficients == 0, x * sign > 0
         if stopped[~nearer].any() and not stopped[nearer].any():
             text = "a bound stops values that have left their returns, and none that have come nearer: min for max?"
             return Finding("sides", "fails", text, valued(x[stopped & ~nearer][:1], sign))
-    if not stopped[nearer].any():
-        return Finding("sides", "holds", "no bound stops a value")
-    edge = _edge(lambda y: f.evaluate(valued(y, -1.0)).coefficients, x[nearer], stopped[nearer])
-    return Finding("sides", "holds", f"a bound stops values that have come nearer to their returns by {abs(edge):.6g}")
+        gone |= bool(stopped[~nearer].any())
+        if stopped[nearer].any():
+            of = partial(lambda s, y: f.evaluate(valued(y, s)).coefficients, sign)
+            edges[where] = abs(_edge(of, x[nearer], stopped[nearer]))
+    if not edges:
+        return Finding("sides", "holds", "no bound stops a value that has moved by up to 3")
+    alike = len(edges) == 2 and np.ptp([*edges.values()]) < 1e-9
+    said = [f"{v:.6g}" if alike else f"{v:.6g} where they are {where}" for where, v in edges.items()][
+        : 1 if alike else 2
+    ]
+    text = f"a bound stops values that have come nearer to their returns by {listed(said)}"
+    if gone:
+        return Finding("sides", "note", f"{text}; and those that have left them, as a clip without a maximum does")
+    return Finding("sides", "holds", text)
 
 
 def sides(f: Function) -> Finding | None:

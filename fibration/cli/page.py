@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -11,7 +12,7 @@ from typing import Any
 
 from fibration.cli.certificate import certificate, source_of
 from fibration.cli.compare import Settings, compare
-from fibration.configs.specs import as_specs
+from fibration.configs.specs import Spec, as_specs
 from fibration.errors import ParameterError
 from fibration.language.hierarchy import Hierarchy
 from fibration.pipeline import compile as compile_operator
@@ -54,22 +55,27 @@ def page(
     return pages.page(title, summary(outcomes), parts), outcomes
 
 
-def _specs(words: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
+def _specs(words: Sequence[str], outcomes: Sequence[Outcome]) -> list[Spec]:
     """Returns the SPEC of each outcome: as it was given, or, of a file or folder with several losses, `FILE:NAME`."""
-    given = [str(spec) for spec in as_specs(words)]
+    given = as_specs(words)
     if len(given) == len(outcomes):
         return given
-    files = Counter(o.source for o in outcomes)
-    return [f"{o.source}:{o.report.hierarchy.name}" if o.report and files[o.source] > 1 else o.source for o in outcomes]
+    files, specs = Counter(o.source for o in outcomes), {spec.name: spec for spec in as_specs(words)}
+    many = {o.source for o in outcomes if files[o.source] > 1}
+    return [
+        Spec(f"{o.source}:{o.report.hierarchy.name}") if o.report and o.source in many
+        else specs.get(o.source, Spec(o.source))
+        for o in outcomes
+    ]  # fmt: skip
 
 
 def _loss(
-    outcome: Outcome, spec: str, prefix: str, recorded: Rollouts | None, parameters: Mapping[str, Any],
+    outcome: Outcome, spec: Spec, prefix: str, recorded: Rollouts | None, parameters: Mapping[str, Any],
     timeout: float | None,
 ) -> Iterator[str]:  # fmt: skip
     if outcome.report is None:
         assert outcome.error is not None
-        yield pages.refusal(spec, outcome.error)
+        yield pages.refusal(str(spec), outcome.error)
         return
     report, h = outcome.report, outcome.report.hierarchy
     assert isinstance(h, Hierarchy)
@@ -84,7 +90,7 @@ def _loss(
     exported = export(artifact)
     proof = sha256(certificate(artifact, report, exported).encode()).hexdigest()
     yield pages.folded(f"generated code ({next(iter(exported.files))})", pages.code(artifact.source))
-    same = f"fibration compile {spec} --backend {BACKEND} --output DIR"
+    same = f"fibration compile {shlex.join([spec.name, *spec.overrides])} --backend {BACKEND} --output DIR"
     yield f"<p>SHA-256 of the certificate:</p>{pages.code(proof, wraps=True)}"
     yield f"<p>This writes the code and the certificate:</p>{pages.code(same)}"
 

@@ -44,6 +44,8 @@ def _pair(value: Any, option: Option) -> tuple[float, float] | None:
     """Two numbers."""
     if value is None and option.default is None:
         return None
+    if not isinstance(value, (list, tuple)):
+        raise Unfit("two numbers")
     try:
         first, second = (float(each) for each in value)
     except (TypeError, ValueError):
@@ -108,7 +110,7 @@ def _correction(d: Draft, by_sequence: bool) -> list[EngineWeight]:
             "is_correction_enable with policy_loss_type=gspo: ratios are to vLLM's log-probs, so that `old` of the "
             "hierarchy is the policy of vLLM."
         )
-        return []
+        return [EngineWeight("the ratio", "mean", masks=False)]
     kind, (low, high) = o["is_correction_type"], o["is_correction_threshold"]
     name = TABLE.full["is_correction_threshold"]
     if not 0 < low <= high:
@@ -248,7 +250,9 @@ def _around(d: Draft, weights: list[EngineWeight]) -> None:
     options = (
         f"rollout.batch_size={prompts}, n_samples_per_prompt={answers}, train.batch_size={size}, max_epochs={epochs}"
     )
-    if steps <= 1:
+    if steps <= 1 and weights and weights[0].said == "the ratio":
+        pass  # it is 1 only where vLLM and the trainer agree
+    elif steps <= 1:
         d.say(
             f"{rows} sampled rows take at most one optimizer step ({options}): all ratios are 1 up to rounding, so "
             "that no clip ever acts."

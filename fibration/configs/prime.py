@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fibration.configs.draft import Draft, prompt_group, token, trajectory
@@ -20,7 +21,7 @@ from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import mean
 
 current, old = policies("current old")
-EXTRA = "orchestrator.train.sampling.extra_body."
+EXTRA, HEAT = "orchestrator.train.sampling.extra_body.", "orchestrator.train.sampling.temperature"
 OTHERS = {  # algorithms whose loss is not read
     "echo": "it adds a cross-entropy of tokens that the environment wrote",
     "hierarchical_grpo": "its groups are those of roles and of proposed problems",
@@ -36,7 +37,9 @@ def _sources(value: Any, option: Option) -> list[Any]:
     if not isinstance(value, list | None):
         raise Unfit("a list of sources")
     for source in value or ():
-        if own := next((name for name in ("algo", "sampling") if name in source), ""):
+        if not isinstance(source, Mapping):
+            raise Unfit("a list of tables")
+        if own := next((name for name in ("algo", "sampling") if source.get(name)), ""):
             raise Unfit(f"sources without their own {own}: one loss has one", f"write orchestrator.{own}")
     return value or []
 
@@ -90,10 +93,11 @@ def hierarchy_of(config: Any) -> TrainerLoss:
 
 def _advantages(d: Draft) -> Expression:
     o = d.options
-    if (kind := o.raw("algo.type")) in OTHERS:
+    if isinstance(kind := o.raw("algo.type"), str) and kind in OTHERS:
         raise o.refusal("algo.type", f"grpo or max_rl: {OTHERS[kind]}")
     kind = o.read("algo.type", Option("choice", of=("grpo", "max_rl")))
-    if o["group_size"] < 2:
+    sizes = [source.get("group_size") or o["group_size"] for source in o["train.source"]] or [o["group_size"]]
+    if any(not isinstance(size, int) or size < 2 for size in sizes):
         why = (
             "an answer is compared with itself alone, so that its advantage is 0, unless an episode has several answers"
         )
@@ -110,7 +114,9 @@ def _around(d: Draft) -> None:
     """What prime-rl does around the loss, in sentences."""
     o = d.options
     stale, rows, tokens = o["max_off_policy_steps"], o["orchestrator.batch_size"], o["token_batch_size"]
-    size = f"{rows} rows" if rows else f"at least {tokens} tokens" if tokens else "a batch"
+    if rows and tokens:
+        raise o.refusal("token_batch_size", "one of batch_size and token_batch_size, as prime-rl requires")
+    size = f"at least {tokens} tokens" if tokens else f"{rows or 128} rows"
     d.say(
         "Ratios are to the engine's log-probs, so that `old` of the hierarchy is the policy that sampled: it may be up "
         f"to {stale} optimizer steps older. An optimizer step is one batch ({size}), on all ranks."
@@ -127,7 +133,7 @@ def _around(d: Draft) -> None:
                     f"prime-rl: the option '{name}' is not known", required=required, remedy=suggest(setting, SETTINGS)
                 )
             settings[setting] = Setting(name, value)
-    settings.setdefault("temperature", Setting("orchestrator.train.sampling.temperature", heat))
-    o.findings += find_sampling(settings, heat, EngineWeight("the ratio", "token", masks=False))
+    settings.setdefault("temperature", Setting(HEAT, heat))
+    o.findings += find_sampling(settings, heat, EngineWeight("the ratio", "token", masks=False), own=HEAT)
     o.say_table()
     o.say_unread(f"{o.said('loss.type')}, {o.said('algo.type')}")

@@ -68,6 +68,7 @@ def find_sampling(
     weight: EngineWeight | None,
     is_raw: bool = False,
     processed: str = "",
+    own: str = "temperature",
 ) -> Iterator[Finding]:
     """Yields what makes the engine sample from another distribution than the trainer's, and what the weights do then.
 
@@ -100,7 +101,7 @@ def find_sampling(
     heat = values.get("temperature", temperature)
     if heat != temperature:
         said = f"{settings['temperature']} beside temperature={temperature:g}"
-        yield Finding(WARNING, _of_bends(said, weight, is_raw), f"temperature={heat:g}")
+        yield Finding(WARNING, _of_bends(said, weight, is_raw), f"{own}={heat:g}")
     elif is_raw and weight is not None and temperature != 1:
         yield Finding(
             WARNING,

@@ -290,6 +290,18 @@ REFUSED = (
 )  # fmt: skip
 
 
+def lone_answers_keep_their_reward(log_probs, old_log_probs, rewards, mask, group_ids):
+    same = (group_ids[:, None] == group_ids).to(rewards.dtype)
+    n = same.sum(-1)
+    a = rewards - torch.where(n > 1, same @ rewards / n, torch.zeros_like(rewards))
+    return -((log_probs - old_log_probs).exp() * a[:, None] * mask).sum() / mask.sum()
+
+
+def test_a_rule_for_groups_of_one_answer_is_not_overlooked():
+    with pytest.raises(AuditError, match="a prompt group of one answer"):
+        lift(lone_answers_keep_their_reward)
+
+
 @pytest.mark.parametrize(("call", "found", "line"), REFUSED)
 def test_a_refusal_names_what_has_no_words_and_its_line(call, found, line):
     with pytest.raises(AuditError, match=rf"{found}.*line {inspect.getsourcelines(call)[1] + line} of test_lift.py"):

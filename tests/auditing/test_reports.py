@@ -122,6 +122,11 @@ def test_a_critic_has_a_normaliser_and_a_clip():
     assert wrong.evaluate(found.batch).coefficients == 0 != right.evaluate(found.batch).coefficients
 
 
+def test_a_critics_clip_without_a_maximum_stops_values_for_good():
+    found = properties.sides(critic(lambda whole, clipped: clipped))
+    assert found.status == "note" and "have left them" in found.text
+
+
 def taught(stop):
     def loss(log_probs, old_log_probs, teacher_log_probs, mask):
         lead = 0.5 * stop(teacher_log_probs - log_probs)

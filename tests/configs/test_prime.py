@@ -112,6 +112,9 @@ def test_the_values_of_an_example_are_read_from_a_file(name, tmp_path):
         ({f"{LOSS}adv_tau": 0}, "nothing is learnt"),
         ({f"{LOSS}clip": 1}, "'trainer.loss.clip' is not known"),
         ({f"{TRAIN}source": [{"algo": {"type": "opd"}}]}, "without their own algo"),
+        ({f"{TRAIN}source": [1]}, "a list of tables"),
+        ({"orchestrator.algo.type": ["grpo"]}, "one of grpo, max_rl"),
+        ({"orchestrator.batch_size": 64, "orchestrator.token_batch_size": 9}, "one of batch_size and token_batch_size"),
         ({f"{TRAIN}sampling.extra_body.top": 1}, "extra_body.top' is not known"),
     ],
 )
