@@ -228,18 +228,19 @@ def test_the_pre_commit_examples_of_the_page_run(project: Path) -> None:
 def test_the_github_workflow_of_the_page_runs(project: Path) -> None:
     (job,) = ACTIONS["jobs"].values()
     uses = [s["uses"].split("@")[0] for s in job["steps"] if "uses" in s]
-    assert uses == ["actions/checkout", "actions/setup-python"]
+    assert uses == ["actions/checkout", "actions/setup-python", "actions/upload-artifact"]
     supported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert tuple(map(int, job["steps"][1]["with"]["python-version"].split("."))) >= tuple(
         map(int, supported.removeprefix(">=").split("."))
     )
-    annotate, summarise = (s["run"] for s in job["steps"] if s.get("run", "").startswith("fibration "))
+    annotate, summarise, report = (s["run"] for s in job["steps"] if s.get("run", "").startswith("fibration "))
     (project / "specs" / "helper.py").unlink()
     made = shell(annotate)
     assert made.returncode == 1
     assert made.stdout.startswith("::error file=specs/wrong.json,title=ppo%3A given_up::")
     assert shell(summarise, GITHUB_STEP_SUMMARY=str(project / "summary.md")).returncode == 1
     assert (project / "summary.md").read_text().startswith("|  | hierarchy | outcome |\n")
+    assert shell(report).returncode == 1 and "ppo" in (project / job["steps"][-1]["with"]["path"]).read_text()
     (project / "specs" / "wrong.json").unlink()
     made = shell(annotate)
     assert (made.returncode, made.stdout) == (0, "1 of 1 hierarchy verified\n")
