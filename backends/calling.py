@@ -63,9 +63,9 @@ def laid_out(about, offsets, parents, leaves=None):
     for (_, target), parent in parents.items():
         size[target] = max(size.get(target, 0), int(parent.max()) + 1)
     for target in [stratum for stratum in size if stratum not in ("batch", segments, *kinds)]:
-        found = torch.cat([above for (_, t), above in edges.items() if t == target]).unique()
-        if len(found) < size[target] or int(found[0]) < 0:
-            raise ValueError(f"some {target} has no elements: number them 0, 1, 2, ... without gaps")
+        found = {e for (_, t), above in edges.items() if t == target for e in above.unique().tolist()}
+        if wrong := found ^ set(range(size[target])):
+            raise ValueError(f"{target} {min(wrong)}: number those with elements 0, 1, 2, ... without gaps")
 
     def parent(source, target):
         if target == "batch":

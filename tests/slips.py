@@ -256,7 +256,7 @@ SLIPS = (
     ),
     _slip(
         "a loss that divides by one token too many is a mean", "auditing/test_planted",
-        "if np.abs(k - k[0]).max() > MU * abs(k[0]) or", "if np.abs(k - k[0]).max() > abs(k[0]) or",
+        "is_product = np.abs(k - k[0]).max() <= MU * abs(k[0])", "is_product = np.abs(k - k[0]).max() <= abs(k[0])",
     ),
     # fibration/head
     _slip(

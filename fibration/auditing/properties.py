@@ -262,8 +262,8 @@ def engine(f: Function) -> Finding | None:
 
 EXCHANGED = "k3 with the policy and the reference exchanged"
 # What μ may be a product of: numbers of the batch, of the token's row, and of its prompt group.
-COUNTS = ("rows", "tokens", "width of the padded batch", "prompt groups", "the row's tokens", "the group's tokens",
-          "the group's rows")  # fmt: skip
+WIDTH = "width of the padded batch"
+COUNTS = ("rows", "tokens", WIDTH, "prompt groups", "the row's tokens", "the group's tokens", "the group's rows")
 OF_BATCH = 4  # so many are of the batch
 SUM = "the sum over all tokens"
 # What such a product is called, by the exponents.
@@ -284,11 +284,13 @@ def _share(exponents: tuple[int, ...]) -> str:
     """By what the loss of a micro-batch is multiplied, so that the losses add up to the batch's."""
     if exponents[:OF_BATCH] == (-1, 0, -1, 0):
         return "its share of the places of the padded batch, rows × width"
-    shares = [f"its share of the {what}" if e < 0 else f"the batch's {what} ÷ its own"
-              for what, e in zip(COUNTS, exponents[:OF_BATCH], strict=False) if e]  # fmt: skip
-    return (
-        " and ".join(shares).replace("share of the width of the padded batch", "width ÷ that of the batch") or "nothing"
-    )
+    shares = []
+    for what, e in zip(COUNTS[:OF_BATCH], exponents[:OF_BATCH], strict=True):
+        if e > 0:
+            shares.append(f"the batch's {what} ÷ its own")
+        elif e < 0:
+            shares.append("its width ÷ that of the batch" if what == WIDTH else f"its share of the {what}")
+    return " and ".join(shares) or "nothing"
 
 
 def first_update(f: Function) -> Finding | None:
@@ -351,6 +353,21 @@ def _at_ratio_1(b: Batch) -> Batch:
     return replace(b, rows=tuple(replace(r, log_probs=r.old_log_probs) for r in b.rows))
 
 
+def _measured(f: Function, batches: Iterable[Batch], aims: Callable[[Batch], Floats]) -> tuple[Floats, Floats]:
+    """`μ` of every token that something pushes, and what it may be a product of: `COUNTS`, `[tokens, 7]`."""
+    mu, counts = list[float](), list[tuple[int, ...]]()
+    for b in batches:
+        rows = [(row.group, n) for row, n in zip(b.rows, b.lengths, strict=True)]
+        of_batch = len(rows), b.tokens, max(b.lengths), len({g for g, _ in rows})
+        alike = {group: [n for g, n in rows if g == group] for group, _ in rows}
+        of_rows = [(*of_batch, n, sum(alike[g]), len(alike[g])) for g, n in rows]
+        for c, by, row in zip(f.evaluate(b).coefficients, aims(b), b.row_of_token, strict=True):
+            if abs(by) > CLOSE:
+                mu.append(c / by)
+                counts.append(of_rows[row])
+    return np.array(mu), np.array(counts, float)
+
+
 def normaliser(f: Function) -> Finding | None:
     """What the loss divides by, and by what the loss of each micro-batch is multiplied."""
     if (aims := _aims(f)) is None:
@@ -364,36 +381,29 @@ def normaliser(f: Function) -> Finding | None:
         sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
         return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, sums / np.array(b.lengths)))
 
-    found: list[float] = []
-    counts: list[tuple[int, ...]] = []
-    for b in batches:
-        found += (f.evaluate(b).coefficients / aims(b)).tolist()
-        rows = [(row.group, n) for row, n in zip(b.rows, b.lengths, strict=True)]
-        of_batch = len(rows), b.tokens, max(b.lengths), len({g for g, _ in rows})
-        for group, n in rows:
-            alike = [k for g, k in rows if g == group]
-            counts += [(*of_batch, n, sum(alike), len(alike))] * n
-    mu = np.array(found)
+    mu, counts = _measured(f, batches, aims)
     read = [(0, -1, 1) if "group_ids" in f.roles or "group" not in what else (0,) for what in COUNTS]
     products = set(itertools.product(*read))
     others = sorted(products - NORMALISERS.keys(), key=lambda e: sum(map(abs, e)))
     for e in (*(e for e in NORMALISERS if e in products), *others):
-        k = mu / np.prod(np.array(counts, float) ** e, axis=1)
-        if np.abs(k - k[0]).max() > MU * abs(k[0]) or (abs(k[0] - 1) >= MU and e not in NORMALISERS):
+        k = mu / np.prod(counts**e, axis=1)
+        is_product = np.abs(k - k[0]).max() <= MU * abs(k[0])  # NaN is none
+        is_one, is_known = abs(k[0] - 1) < MU, e in NORMALISERS
+        if not is_product or not (is_one or is_known):
             continue
         times, over = ([what for what, n in zip(COUNTS, e, strict=True) if n == sign] for sign in (1, -1))
         words = NORMALISERS.get(e, " ÷ ".join([" × ".join([SUM, *times]), *over]))
-        is_one, is_right = abs(k[0] - 1) < MU, e in NORMALISERS or any(e[OF_BATCH + 1 :])
         text = f"μ is {words}{'' if is_one else f' × {k[0]:.6g}'}; multiply the loss of a micro-batch by {_share(e)}"
-        is_one |= not f.reads_advantages and k[0] > 0  # a critic or a teacher has a factor of its own
-        at = None if is_one and is_right else batches[0] if not is_one else first_failure(f, uneven, batches)
-        return Finding("normaliser", "fails" if at else "holds" if e in NORMALISERS else "note", text, at)
+        if not is_one and (f.reads_advantages or k[0] < 0):  # a critic or a teacher has a factor of its own
+            return Finding("normaliser", "fails", text, batches[0])
+        of_groups = any(e[OF_BATCH + 1 :])
+        at = None if is_known or of_groups else first_failure(f, uneven, batches)
+        return Finding("normaliser", "fails" if at else "holds" if is_known else "note", text, at)
 
     if not f.reads_advantages:
         lead = "returns − values" if f.moves == "values" else "log π_teacher − log π. Is that not detached?"
-        return Finding(
-            "normaliser", "note", f"not seen: where nothing has moved, the gradient is in no proportion to {lead}"
-        )
+        text = f"not seen: where nothing has moved, the gradient is in no proportion to {lead}"
+        return Finding("normaliser", "note", text)
     at = first_failure(f, uneven, batches)
     text = ": neither rows nor tokens weigh the same" if at else ""
     return Finding("normaliser", "fails" if at else "note", f"μ is no mean or sum of tokens or rows{text}", at)
@@ -432,6 +442,12 @@ def baseline(f: Function) -> Finding | None:
         "the rewards standardised in their group (÷ n)": own / spread,
         "the rewards standardised in their group (÷ n − 1)": own / wide,
     }
+    alone = drawn(13, (1, 1, 1), 0.0, groups=[0, 0, 1]).on_policy()
+
+    def pushes_alone(b: Batch) -> bool:
+        c = f.evaluate(b).coefficients
+        return bool(np.isfinite(c).all() and abs(c[-1]) > 1e-6 * np.abs(c).max())
+
     for words, a in known.items():
         k = float(found @ a / (a @ a))
         if _is_near(k * a, found):  # functions write ÷ (std + 1e-6), or 1e-4
@@ -439,6 +455,9 @@ def baseline(f: Function) -> Finding | None:
                 twice = f.evaluate(replace(b, rows=tuple(replace(row, reward=2 * row.reward) for row in b.rows)))
                 words = "the rewards standardised over all" if _is_near(twice.coefficients, found) else words
             text = f"advantages are {'' if k > 0 else 'minus '}{words}"
+            if "their group" in words and "others" not in words and (at := first_failure(f, pushes_alone, (alone,))):
+                text += ", but the only answer of a group is pushed by more"
+                return Finding("baseline", "note" if k > 0 else "fails", text, at)
             if "all" in words and "group_ids" in f.arguments.values():
                 return Finding("baseline", "note" if k > 0 else "fails", f"{text}, though group_ids are given", b)
             return Finding("baseline", "holds" if k > 0 else "fails", text, None if k > 0 else b)
@@ -478,10 +497,9 @@ def _sides_of_values(f: Function) -> Finding:
             edges[where] = abs(_edge(of, x[nearer], stopped[nearer]))
     if not edges:
         return Finding("sides", "holds", "no bound stops a value that has moved by up to 3")
-    alike = len(edges) == 2 and np.ptp([*edges.values()]) < 1e-9
-    said = [f"{v:.6g}" if alike else f"{v:.6g} where they are {where}" for where, v in edges.items()][
-        : 1 if alike else 2
-    ]
+    said = [f"{v:.6g} where they are {where}" for where, v in edges.items()]
+    if len(edges) == 2 and np.ptp([*edges.values()]) < CLOSE:
+        said = [f"{edges['above']:.6g}"]
     text = f"a bound stops values that have come nearer to their returns by {listed(said)}"
     if gone:
         return Finding("sides", "note", f"{text}; and those that have left them, as a clip without a maximum does")

@@ -30,9 +30,9 @@ from fibration.language.traversal import atoms, rewrite
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 
-# of a policy
+# of policies
 ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs", "teacher": "teacher_log_probs"}
-EPSILON = "epsilon_std"
+EPSILON = "epsilon_std"  # what is added to a deviation of rewards
 LABELLED = {"prompt_group"}  # strata whose labels are `group_ids`
 MEANING: dict[str, Callable[..., Any]] = {
     "add": f.add, "sub": f.sub, "mul": f.mul, "div": f.div, "neg": f.neg, "lt": f.less, "and": f.both, "or": f.either,
@@ -57,8 +57,8 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
             return Lack(f"log-probs of the policy '{policy}'", argument)
     if h.advantages is None and not function.reads_advantages:
         return Lack("advantages", "advantages")
-    makes = function.reads_rewards or _makes_advantages(h, function)
-    if h.advantages is not None and not makes and not (h.penalties and function.reads_advantages):
+    makes = _makes_advantages(h, function) or (h.penalties and function.reads_advantages)
+    if h.advantages is not None and not makes:
         return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name
     # groups of a loss that declares advantages are those of its rewards
     strata = (*h.strata, *h.groups) if function.reads_rewards or h.advantages is None else h.strata
@@ -74,8 +74,9 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
 
 
 def _makes_advantages(h: Hierarchy, function: Function) -> bool:
-    """Whether a loss makes advantages of log-probs alone, and a function is given none."""
-    return h.advantages is not None and not function.reads_advantages and reward not in atoms(h.advantages)
+    """Whether advantages are made: of rewards that the function reads; or of log-probs alone, and it is given none."""
+    of_log_probs = h.advantages is not None and reward not in atoms(h.advantages)
+    return function.reads_rewards or (of_log_probs and not function.reads_advantages)
 
 
 @functools.lru_cache(128)
@@ -203,7 +204,7 @@ def _with_epsilon(h: Hierarchy) -> Hierarchy:
 
 @dataclass(frozen=True)
 class Reference:
-    """A hierarchy as a loss. `from_rewards`: its advantages are made of rewards, and not given."""
+    """A hierarchy as a loss. `from_rewards`: its advantages are made, of rewards or of log-probs, and not given."""
 
     hierarchy: Hierarchy
     from_rewards: bool
@@ -211,7 +212,7 @@ class Reference:
 
     @classmethod
     def of(cls, h: Hierarchy, function: Function) -> Reference:
-        return cls(_with_epsilon(h), function.reads_rewards or _makes_advantages(h, function), function.per_token)
+        return cls(_with_epsilon(h), _makes_advantages(h, function), function.per_token)
 
     @property
     def lacks_a_number(self) -> bool:

@@ -60,7 +60,7 @@ def _specs(words: Sequence[str], outcomes: Sequence[Outcome]) -> list[Spec]:
     given = as_specs(words)
     if len(given) == len(outcomes):
         return given
-    files, specs = Counter(o.source for o in outcomes), {spec.name: spec for spec in as_specs(words)}
+    files, specs = Counter(o.source for o in outcomes), {spec.name: spec for spec in given}
     many = {o.source for o in outcomes if files[o.source] > 1}
     return [
         Spec(f"{o.source}:{o.report.hierarchy.name}") if o.report and o.source in many

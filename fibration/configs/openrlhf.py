@@ -250,14 +250,13 @@ def _around(d: Draft, weights: list[EngineWeight]) -> None:
     options = (
         f"rollout.batch_size={prompts}, n_samples_per_prompt={answers}, train.batch_size={size}, max_epochs={epochs}"
     )
-    if steps <= 1 and weights and weights[0].said == "the ratio":
-        pass  # it is 1 only where vLLM and the trainer agree
-    elif steps <= 1:
+    to_engine = o["is_correction_enable"] and o["policy_loss_type"] == "gspo"  # ratios, 1 where both agree
+    if steps <= 1 and not to_engine:
         d.say(
             f"{rows} sampled rows take at most one optimizer step ({options}): all ratios are 1 up to rounding, so "
             "that no clip ever acts."
         )
-    else:
+    elif steps > 1:
         d.say(
             f"{rows} sampled rows take {steps} optimizer steps ({options}): in the last, the policy is {steps - 1} "
             f"{'step' if steps == 2 else 'steps'} away from the one that sampled."

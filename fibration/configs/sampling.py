@@ -77,6 +77,7 @@ def find_sampling(
     - `weight`: what the trainer makes of trainer/engine; None if it ignores the engine's log-probs.
     - `is_raw`: the engine's log-probs are those of its whole distribution, before temperature and cuts.
     - `processed`: what to write for log-probs after temperature and cuts.
+    - `own`: the option of `temperature`.
     """
     settings = {name: setting for name, setting in settings.items() if setting.value is not None}
     values = {name: number(setting.value) for name, setting in settings.items()}

@@ -122,6 +122,24 @@ def test_a_critic_has_a_normaliser_and_a_clip():
     assert wrong.evaluate(found.batch).coefficients == 0 != right.evaluate(found.batch).coefficients
 
 
+def test_a_critic_that_is_nan_on_some_batches_has_no_normaliser():
+    def loss(values, returns, mask):
+        return token_mean((values - returns) ** 2, mask) * (torch.nan if mask.sum() == 9 else 1)
+
+    found = properties.normaliser(Function(loss, "critic"))
+    assert found.status == "note" and found.text.startswith("not seen")
+
+
+def test_a_rule_for_the_only_answer_of_a_group_is_said():
+    def loss(log_probs, rewards, mask, group_ids):
+        same = (group_ids[:, None] == group_ids).to(rewards.dtype)
+        a = rewards - torch.where(same.sum(-1) > 1, same @ rewards / same.sum(-1), 0.0)
+        return token_mean(-a[:, None] * log_probs, mask)
+
+    found = properties.baseline(Function(loss, "f"))
+    assert found.status == "note" and found.text.endswith("but the only answer of a group is pushed by more")
+
+
 def test_a_critics_clip_without_a_maximum_stops_values_for_good():
     found = properties.sides(critic(lambda whole, clipped: clipped))
     assert found.status == "note" and "have left them" in found.text

@@ -326,5 +326,5 @@ def test_the_loader_names_an_argument_that_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="has a token"):
         loss.lay_out("objective", torch.tensor([0, 3, 3, 5]), {})
     of = {edge: torch.tensor([0, 2]) for edge in (("trajectory", "prompt_group"), ("prompt_group", "domain"))}
-    with pytest.raises(ValueError, match="some prompt_group has no elements: number them"):
+    with pytest.raises(ValueError, match="prompt_group 1: number those with elements"):
         loss.lay_out("objective", torch.tensor([0, 3, 5]), of)
