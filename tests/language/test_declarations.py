@@ -161,7 +161,7 @@ SPEC_ERRORS = {
     "one assumption": (two_levels(assume=balanced(domain, turn)), dict(what="assume=balanced(domain, turn)", required="a list")),
     "a text of groups": (two_levels(groups="domain"), dict(what="groups='domain'", required="a list")),
     "rows that are a formula": (two_levels(rows=count(token)), dict(what="the stratum of the rows is count(token)", required="a Stratum")),
-    "a law given up for nothing": (two_levels(gives_up={"inward": None}), dict(what="gives_up={'inward': None}", required="why")),
+    "a law given up for nothing": (two_levels(gives_up={"inward": None}), dict(what="the reason for giving up inward is None", required="a text", remedy="gives_up={")),
     "a slip in a law": (two_levels(gives_up={"inwards": "why"}), dict(what="gives up 'inwards'", remedy="did you mean 'inward'?")),
     "a parameter on a name": (lambda: Parameter("p", on="token"), dict(what="parameter 'p': on='token'", required="a Stratum", remedy="strata(")),
     "an attribute on a name": (lambda: Attribute("p", on="token"), dict(what="attribute 'p': on='token'", required="a Stratum")),
