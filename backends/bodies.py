@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from fibration.compiler.derivative import ZERO
-from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Node, Pull, Scalar
-from fibration.compiler.keys import Names, without_macros
+from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Names, Node, Pull, Scalar, without_macros
 from fibration.compiler.optimise import size
 from fibration.compiler.plan import Coarse, Plan, Sweep
-from fibration.compiler.scalars import closed_value, is_closed
+from fibration.compiler.scalars import ZERO, closed_value, is_closed
 from fibration.errors import BackendError
 
 AnyNode = TypeVar("AnyNode", bound=Node)

@@ -10,8 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fibration.compiler.arguments import CALLER, GIVEN, KINDS, Argument, fill_of, signature
-from fibration.compiler.ir import BATCH, Const, Input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key
 from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
 

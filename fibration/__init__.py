@@ -28,8 +28,6 @@ if TYPE_CHECKING:
         SpecError,
         TrainerError,
     )
-    from fibration.language.advantages import centred, standardised
-    from fibration.language.assumptions import balanced, populated
     from fibration.language.atoms import (
         Attribute,
         Parameter,
@@ -47,27 +45,25 @@ if TYPE_CHECKING:
         token_log_ratio,
     )
     from fibration.language.conditions import equal, on_policy, one, same
-    from fibration.language.decompositions import (
-        Decomposition,
-        decomposition,
-        log_ratio,
-        ratio_deviation,
-        signed_log_ratio,
-    )
+    from fibration.language.declared import Policy, log_prob, policies
     from fibration.language.gates import (
+        Decomposition,
         Gate,
         aggregate_gate,
         clip_gate,
+        decomposition,
         dual_clip_gate,
         identity_gate,
         log_clip_gate,
+        log_ratio,
         pessimistic_clip_gate,
+        ratio_deviation,
+        signed_log_ratio,
         zero_gate,
     )
     from fibration.language.hierarchy import Hierarchy
-    from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
     from fibration.language.loading import load
-    from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
+    from fibration.language.objectives import Objective, Penalty, constant_normaliser, token_mean, trajectory_mean
     from fibration.language.operators import (
         absolute,
         atan,
@@ -86,11 +82,21 @@ if TYPE_CHECKING:
         tanh,
         where,
     )
-    from fibration.language.order import after, before, position
-    from fibration.language.penalties import Penalty
-    from fibration.language.policies import Policy, log_prob, policies
     from fibration.language.report import Report
-    from fibration.language.statistics import deviation, largest, mean, quantile, some, total
+    from fibration.language.statistics import (
+        after,
+        before,
+        centred,
+        deviation,
+        largest,
+        mean,
+        position,
+        quantile,
+        some,
+        standardised,
+        total,
+    )
+    from fibration.language.strata import Fibration, MarkovKernel, balanced, populated, proportional, uniform
     from fibration.laws.equivalent.decide import equivalent
     from fibration.pipeline import compile
     from fibration.rollouts.file import Rollouts, load_rollouts

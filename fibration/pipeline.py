@@ -21,29 +21,28 @@ from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
-from fibration.compiler.caller import caller
+from fibration.compiler.arguments import caller
 from fibration.compiler.coupling import micro_batch
 from fibration.compiler.diagnostics import (
     NO_TERMS,
     Terms,
+    add_pulls,
     checked_terms,
     count_nonfinite,
     instrument,
     mark_nonfinite,
+    received_by_tokens,
     report_of,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.compiler.program import Program
-from fibration.compiler.pulls import add_pulls, received_by_tokens
 from fibration.compiler.split import LIMIT, SUFFIX, Licence, split
 from fibration.errors import BackendError, SpecError, suggest
-from fibration.language.fingerprint import fingerprint
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, fingerprint
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET, Report
 from fibration.runtime.batch import Batch, Executable, Launcher, Outputs, Run, given_of, tensors_of

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from fibration.backends.bodies import AnyNode, Functions, broken
 from fibration.backends.c.language import RESERVED, TOKEN, WIDE, wide_constant
 from fibration.compiler.arguments import signature
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
-from fibration.compiler.keys import Names
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Names, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.plan import Coarse, Group, Plan, Section, gathers
 from fibration.errors import BackendError
 

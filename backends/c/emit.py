@@ -30,7 +30,7 @@ from fibration.compiler.arguments import (
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Key
 from fibration.compiler.plan import Plan, Spread, Sweep
 from fibration.compiler.program import Program
 from fibration.compiler.reuse import find_aside, read_quantile_values

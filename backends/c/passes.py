@@ -11,8 +11,7 @@ from types import MappingProxyType
 from fibration.backends.c.coarse import CoarseStages
 from fibration.backends.c.language import TOKEN, WIDE, dtype_of, wide_constant
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Node, Pull, Quantile, Scan
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key, Node, Pull, Quantile, Scan
 from fibration.compiler.plan import Pass, Scalars, Sweep
 
 OWN = "row_advantage"  # the advantage of a row

@@ -15,9 +15,8 @@ from pathlib import Path
 from fibration.backends.bodies import Language, call
 from fibration.backends.jax.signature import Signature, signature
 from fibration.backends.vectors import constant, inputs_and_results, statement
-from fibration.compiler.caller import Caller
-from fibration.compiler.ir import Const, Node, Quantile, Scan
-from fibration.compiler.keys import Key
+from fibration.compiler.arguments import Caller
+from fibration.compiler.ir import Const, Key, Node, Quantile, Scan
 from fibration.compiler.program import Program
 from fibration.compiler.schedule import Schedule, Step, schedule
 from fibration.errors import BackendError

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fibration.compiler.arguments import GIVEN, TOKENS, token_tensor
-from fibration.compiler.caller import Caller
-from fibration.compiler.ir import BATCH, Input
-from fibration.compiler.keys import Names
+from fibration.compiler.arguments import GIVEN, TOKENS, Caller, token_tensor
+from fibration.compiler.ir import BATCH, Input, Names
 from fibration.compiler.program import Program
 from fibration.errors import BackendError
 

@@ -19,8 +19,7 @@ from fibration.backends.triton.language import HELPERS, RESERVED, fitted, langua
 from fibration.backends.triton.writer import Kernel
 from fibration.compiler.arguments import Argument, signature
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import Scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Key, Scalar
 from fibration.compiler.plan import Plan, Spread, computing
 from fibration.compiler.program import Program
 

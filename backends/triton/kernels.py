@@ -15,11 +15,10 @@ from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import constant, typed
 from fibration.backends.triton.writer import HARMLESS, NEUTRAL, Kernel, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.derivative import ZERO
-from fibration.compiler.hoist import is_mark
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scalar, Scan
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Node, Pull, Push, Scalar, Scan
+from fibration.compiler.optimise import is_mark
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep, computing
+from fibration.compiler.scalars import ZERO
 from fibration.errors import BackendError
 
 

@@ -13,8 +13,7 @@ from functools import lru_cache
 from fibration.backends.bodies import NOTHING, AnyNode, Functions
 from fibration.backends.triton.language import RESERVED, TOKEN, WIDE, constant, fitted, typed
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar
-from fibration.compiler.keys import Names
+from fibration.compiler.ir import BATCH, Const, Input, Map, Names, Node, Pull, Scalar
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 

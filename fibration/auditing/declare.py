@@ -33,15 +33,13 @@ from fibration.auditing.seen import EXACT, SPREADS, WIDE, Lack, Place, Seen, Tre
 from fibration.errors import AuditError, FibrationError
 from fibration.language import operators
 from fibration.language.atoms import BATCH, Count, Stratum, advantage, count, residual, reward, token_log_ratio
-from fibration.language.decompositions import log_ratio, ratio_deviation
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.gates import Gate, zero_gate
+from fibration.language.gates import Gate, log_ratio, ratio_deviation, zero_gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, uniform
 from fibration.language.objectives import Objective
-from fibration.language.order import after, before
-from fibration.language.policies import log_prob, policies
-from fibration.language.statistics import Aggregate, deviation, largest, mean, total
+from fibration.language.statistics import Aggregate, after, before, deviation, largest, mean, total
+from fibration.language.strata import Fibration, uniform
 from fibration.language.traversal import transform
 
 STRUCTURES = (

@@ -17,8 +17,7 @@ from fibration.auditing.function import Found, Function, numbers_of
 from fibration.auditing.record import POINTWISE, objects
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Key, Map, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, HierarchyIndexError

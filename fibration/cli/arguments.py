@@ -65,7 +65,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _once(wrong: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    from fibration.language.read_document import GivenTwice, marked
+    from fibration.language.document import GivenTwice, marked
 
     found = marked(pairs)
     if isinstance(found, GivenTwice):

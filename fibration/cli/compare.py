@@ -12,10 +12,9 @@ from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import TrainerLoss, flattened
 from fibration.configs.specs import Spec, as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
-from fibration.language.comparable import Options
 from fibration.language.fixed import at_defaults
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Report
+from fibration.language.report import Options, Report
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.decide import STATEMENT, Comparison, Comparisons, equivalent
 from fibration.laws.equivalent.matching import match_by_role

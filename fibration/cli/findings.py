@@ -13,13 +13,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fibration.compiler.diagnostics import UNCHANGED, levels, report_of
-from fibration.compiler.pulls import has_pulls
+from fibration.compiler.diagnostics import UNCHANGED, has_pulls, levels, report_of
 from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
-from fibration.printing.regimes import CHANNELS, REGIMES, Regime, unit
-from fibration.printing.text import shortened
+from fibration.printing.text import CHANNELS, REGIMES, Regime, shortened, unit
 from fibration.rollouts.file import Rollouts
 from fibration.rollouts.replay import Gated
 from fibration.runtime.weights import effective

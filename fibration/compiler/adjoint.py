@@ -14,25 +14,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fibration.compiler.derivative import ZERO, derivative, times
 from fibration.compiler.ir import (
     Const,
     Detach,
     Input,
+    Key,
     Map,
     Mix,
     Node,
     Pull,
     Push,
     Quantile,
-    Scalar,
     Scan,
     arg,
+    arguments,
+    map_over,
+    parts,
+    replaced,
     scalar,
     total,
 )
-from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
+from fibration.compiler.scalars import ZERO, derivative, times
 from fibration.errors import IRError
 from fibration.language.hierarchy import Hierarchy
 
@@ -96,41 +99,15 @@ def _transpose(node: Node, cotangent: Node, depends: set[Node], drops: bool) -> 
         for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
-                read = _operators(slope)
+                read = {part.op for part in parts(slope)}
                 overflows = ("exp" in read and (drops or isinstance(operand, Input))) or ("div" in read and drops)
                 # the slopes of exp, tanh and others contain their value: read it, do not compute it again
-                slope = _replace(slope, node.body, arg(len(bound) - 1))
+                slope = replaced(slope, node.body, arg(len(bound) - 1))
                 received = arg(len(bound) - 2)
                 product = times(slope, received)
                 if overflows:  # a closed gate passes no gradient, however steep F is
                     closed = scalar("and", scalar("le", received, ZERO), scalar("le", ZERO, received))
                     product = scalar("select", closed, ZERO, product)
-                pairs.append((operand, _used(bound, product)))
+                pairs.append((operand, map_over(product, bound, [*arguments(product)])))
         return pairs
     return []
-
-
-def _operators(body: Scalar) -> set[str]:
-    return {body.op}.union(*(_operators(a) for a in body.args))
-
-
-def _replace(body: Scalar, part: Scalar, by: Scalar) -> Scalar:
-    if body is part:
-        return by
-    return Scalar(body.op, tuple(_replace(a, part, by) for a in body.args), body.value) if body.args else body
-
-
-def _used(operands: tuple[Node, ...], body: Scalar) -> Node:
-    """A Map over only the operands that `body` reads."""
-    positions: dict[int, int] = {}
-
-    def renumber(s: Scalar) -> Scalar:
-        if s.op == "arg":
-            return arg(positions.setdefault(int(s.value or 0), len(positions)))
-        return Scalar(s.op, tuple(renumber(a) for a in s.args), s.value)
-
-    renumbered = renumber(body)
-    if not positions:
-        return Const(float(renumbered.value or 0.0), operands[0].stratum)
-    chosen = tuple(operands[i] for i in positions)
-    return chosen[0] if renumbered is arg(0) else Map(renumbered, chosen)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fibration.compiler import ir
-from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import equal
 from fibration.compiler.formulas import Each, Formulas, added
-from fibration.compiler.ir import Input, Map, Node, Push
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Map, Node, Push
 from fibration.compiler.program import Program
+from fibration.compiler.scalars import ONE, ZERO
 from fibration.language.atoms import BATCH, Stratum, at, reward
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import row_path
+from fibration.language.outline import row_path
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 

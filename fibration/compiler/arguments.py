@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from fibration.compiler.ir import BATCH, Input, Mix, Pull, Push
-from fibration.compiler.keys import Key, Names, without_macros
+from fibration.compiler.ir import BATCH, Input, Key, Mix, Names, Pull, Push, without_macros
 from fibration.compiler.plan import Plan
 from fibration.errors import IRError
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
+from fibration.language.outline import whole_batch
 
 # What an argument holds.
 INTEGER, REAL = "integer", "real"  # one number, passed by value
@@ -268,3 +269,46 @@ def result_of(plan: Plan, output: Key) -> Key:
 def fill_of(plan: Plan) -> float:
     """The value of masked places in a program's results."""
     return 1.0 if Key("gated_ratio") in plan.program.results() else 0.0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The declarations that a generated signature needs.
+
+    - `over_rows`: strata that rows lie over. Their labels are per row.
+    - `in_rows`: strata whose elements have tokens of one row each. Labels of these and of all others are per token.
+    - `defaults`: the default of each parameter and channel; None without one. `ranges`: each parameter's, in words.
+    - `attributes`: the stratum of each attribute.
+    - `adds_up_tokens`: whether rewards are per token alone, because the formula of advantages adds them up.
+    """
+
+    name: str
+    rows: str
+    over_rows: frozenset[str]
+    in_rows: frozenset[str]
+    defaults: Mapping[tuple[str, ...], float | None]
+    ranges: Mapping[str, str]
+    attributes: Mapping[str, str]
+    adds_up_tokens: bool
+
+
+def caller(hierarchy: Hierarchy) -> Caller:
+    """What the caller of a hierarchy's generated functions passes."""
+    shape = whole_batch(hierarchy)
+    finer = (s for s in shape.finer(hierarchy.rows) if s not in hierarchy.leaves)
+    defaults: dict[tuple[str, ...], float | None] = {}
+    for name, parameter in hierarchy.parameters.items():
+        default = parameter.default
+        for channel in ("", "+", "-"):
+            value = default.get(channel) if isinstance(default, Mapping) else default
+            defaults[name, channel] = None if value is None else float(value)
+    return Caller(
+        hierarchy.name,
+        hierarchy.rows.name,
+        frozenset(s.name for s in shape.coarser(hierarchy.rows) if s.name != BATCH),
+        frozenset(s.name for s in finer),
+        defaults,
+        {name: parameter.range for name, parameter in hierarchy.parameters.items()},
+        {name: attribute.on.name for name, attribute in hierarchy.attributes.items()},
+        adds_up_tokens(hierarchy),
+    )

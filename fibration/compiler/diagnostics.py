@@ -5,6 +5,11 @@ Metrics of every stratum and channel, of the batch and per element of the coarse
 - the sum and the maximum of the drift, which is the absolute residual in intensive coordinates.
 The divisors of these sums are counts of the hierarchy. Metrics of the batch: the range of the gated ratio, and the TV
 and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
+
+`pull` of every level of a tree is how much of the pull on the tokens its elements have in common. With the mass `m` and
+the mean pull `Y` on an element of a level (the fact `share`, `laws/facts/levels.py`), it is `Σ m·Y²` over the level's
+elements, over `Σ m·Y²` of all tokens. Slopes of gates reach coefficients only through `Y`. So a level at 0 is idle, but
+for what its gates pass to the ratios, which is of the order of log ratios.
 """
 
 from __future__ import annotations
@@ -15,19 +20,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fibration.compiler import ir
-from fibration.compiler.derivative import ZERO, derivative
-from fibration.compiler.formulas import Formulas
-from fibration.compiler.hoist import UNLESS
-from fibration.compiler.ir import Const, Map, Node, Push, Scalar, arg, const, count_input, scalar, total
-from fibration.compiler.keys import Key
+from fibration.compiler.formulas import Formulas, added
+from fibration.compiler.ir import Const, Key, Map, Node, Push, Scalar, arg, const, count_input, scalar, total
+from fibration.compiler.lower import where_kept
+from fibration.compiler.optimise import UNLESS
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
-from fibration.compiler.scalars import is_closed
-from fibration.compiler.terms import where_kept
+from fibration.compiler.scalars import ZERO, derivative, is_closed
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.penalties import Penalty
-from fibration.language.places import row_path
+from fibration.language.hierarchy import Hierarchy, adds_up_levels
+from fibration.language.objectives import Penalty
+from fibration.language.outline import row_path
+from fibration.language.traversal import cancel
 
 # The regimes of a gate at one residual, decided by its value and slope. Every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
@@ -323,3 +327,62 @@ def report_of(hierarchy: Hierarchy) -> Report:
             names = [stratum.name, *(f.target.name for f in shape.path(stratum, over))]
             paths[stratum.name, over.name] = tuple(names)
     return Report(tuple(levels(hierarchy)), paths, rows)
+
+
+# ---------------------------------------------------------------- pulls
+
+
+RECEIVED = "received"  # the word of a pull on the sum of what all levels pass to a leaf's tokens
+
+
+def has_pulls(hierarchy: Hierarchy) -> bool:
+    """Whether levels have this metric: a coefficient is their sum, and their strata do not cross."""
+    return adds_up_levels(hierarchy) and hierarchy.shape.is_tree
+
+
+def received_by_tokens(program: Program, hierarchy: Hierarchy) -> dict[Key, tuple[Node, ...]]:
+    """What all levels pass to the tokens, by the key of its pull."""
+    if not has_pulls(hierarchy):
+        return {}
+    found = {k: node for k, node in program.outputs.items() if k.word == "down"}
+    return {key._replace(word=RECEIVED): (node,) for key, node in found.items()}
+
+
+def add_pulls(program: Program, hierarchy: Hierarchy) -> Program:
+    """`program` with `pull` of every level and `pull_sum` of the tokens, in place of its outputs `RECEIVED`."""
+    received = {k: node for k, node in program.outputs.items() if k.word == RECEIVED}
+    outputs = {k: node for k, node in program.outputs.items() if k.word != RECEIVED}
+    if not received:
+        return program
+    pulls = _SquaredPulls(hierarchy)
+    found = {s: pulls.square(s, received) for s in hierarchy.order}
+    outputs |= {Key("pull", s.name): node for s, node in found.items()}
+    outputs[Key("pull_sum")] = added([found[leaf] for leaf in hierarchy.leaves])
+    return replace(program, outputs=outputs).validate()
+
+
+class _SquaredPulls(Formulas):
+    def square(self, stratum: Stratum, received: dict[Key, Node]) -> Node:
+        """`Σ m·Y²` of one level over the batch and all channels."""
+        leaves = [leaf for leaf in self.h.leaves if leaf in self.shape.leaves_over(stratum)]
+
+        def pull(channel: str) -> Node:
+            """`m·Y`: the sum of what is received over an element."""
+            given = [(received[Key(RECEIVED, leaf.name, channel)], self.path(leaf, stratum)) for leaf in leaves]
+            return added([ir.reduce(node, path) for node, path in given])
+
+        return added([self.square_of(pull(channel)) for channel in self.h.decomposition.channels])
+
+    def square_of(self, node: Node) -> Node:
+        """`Σ m·(node/m)²` over the batch."""
+        name = node.stratum
+        square, mass = scalar("mul", arg(0), arg(0)), self.h.masses[self.strata[name]]
+        if name in self.leaves:  # times 1/m, so that a factor that all tokens of a row have is applied once per row
+            term = Map(scalar("mul", square, arg(1)), (node, self.map(cancel(1 / mass), name)))
+            way = row_path(self.h, name)
+        else:
+            term, way = Map(scalar("div", square, arg(1)), (node, self.map(mass, name))), [name]
+        return term if name == BATCH else Push(way[-1], BATCH, ir.reduce(term, way))
+
+    def path(self, source: Stratum, target: Stratum) -> list[str]:
+        return [source.name, *(f.target.name for f in self.shape.path(source, target))]

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fibration.compiler import ir
-from fibration.compiler.ir import Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan, binary
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Detach, Input, Key, Map, Node, Pull, Push, Quantile, Scalar, Scan, binary
 from fibration.compiler.scalars import to_scalar
 from fibration.language.atoms import (
     BATCH,
@@ -31,14 +30,13 @@ from fibration.language.atoms import (
     at,
     token_log_ratio,
 )
-from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Apply, Expression
+from fibration.language.gates import CHANNEL_WORD
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import where
-from fibration.language.order import Ordered
-from fibration.language.places import home, way, whole_batch
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.statistics import Aggregate
+from fibration.language.outline import home, way, whole_batch
+from fibration.language.statistics import Aggregate, Ordered
 from fibration.language.traversal import atoms, desugar, evaluate, rewrite
 
 NOW, BEFORE = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Pull, Push, Quantile, Scalar, Scan
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Input, Key, Map, Matrix, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.program import Program
 from fibration.errors import IRError
 from fibration.language.operators import PRIMITIVES

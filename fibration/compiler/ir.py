@@ -32,17 +32,56 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from fibration.compiler.keys import Key
 from fibration.errors import IRError
 from fibration.language.atoms import BATCH as BATCH  # the stratum of one element, over which everything lies
+from fibration.language.gates import CHANNEL_WORD
 from fibration.language.operators import PRIMITIVES
+
+
+class Key(NamedTuple):  # a tuple has the fastest hash, and every metric of every call hashes its key
+    """Identifies a vector: what it is (`word`), of which level or leaf, and `over` which stratum it is added up.
+
+    The text of a key is the vector's name, unless another vector has that name.
+    """
+
+    word: str
+    stratum: str = ""
+    channel: str = ""
+    over: str = ""
+
+    def __str__(self) -> str:
+        level = f"_{self.stratum}{CHANNEL_WORD[self.channel]}" if self.stratum else ""
+        return self.word + level + (f"_over_{self.over}" if self.over else "")
+
+
+def without_macros(word: str) -> str:
+    """Returns a word that is no macro of C or constant of Triton: they have no small letter, or begin as `DTYPE_`."""
+    first = word.partition("_")[0]
+    return word.lower() if word.isupper() or (first.isupper() and len(first) > 1) else word
+
+
+class Names:
+    """Gives out identifiers, each only once."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self.taken = set(taken)
+
+    def free(self, wish: str, *endings: str) -> str:
+        """`wish`, or `wish_2`, `wish_3`, ...: the first word that is not taken with any of `endings`."""
+        found, number = wish, 1
+        while any(found + ending in self.taken for ending in endings or ("",)):
+            number += 1
+            found = f"{wish}_{number}"
+        self.taken.update(found + ending for ending in endings or ("",))
+        return found
+
 
 # Scalar operators: number of arguments. `select` takes a condition and two numbers.
 SCALAR_ARITY: Mapping[str, int] = {"arg": 0, "const": 0, **{op: row.arity for op, row in PRIMITIVES.items()}}
@@ -115,16 +154,28 @@ def with_arguments(body: Scalar, table: list[Scalar]) -> Scalar:
     return Scalar(body.op, tuple(with_arguments(a, table) for a in body.args), body.value)
 
 
+def replaced(body: Scalar, old: Scalar, new: Scalar) -> Scalar:
+    """`body` with one of its parts replaced, wherever it stands."""
+    done = {old: new}  # bodies share parts
+
+    def of(part: Scalar) -> Scalar:
+        if part not in done:
+            done[part] = Scalar(part.op, tuple(map(of, part.args)), part.value) if part.args else part
+        return done[part]
+
+    return of(body)
+
+
 def parts(body: Scalar) -> set[Scalar]:
     """A body and all that it is made of."""
     return {body}.union(*map(parts, body.args))
 
 
-def arguments(body: Scalar) -> set[int]:
-    """The positions of the arguments that `body` reads."""
+def arguments(body: Scalar) -> dict[int, None]:
+    """The positions of the arguments that `body` reads, each once, in the order of first appearance."""
     if body.op == "arg":
-        return {int(body.value or 0)}
-    return set().union(*map(arguments, body.args))
+        return {int(body.value or 0): None}
+    return dict.fromkeys(i for a in body.args for i in arguments(a))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +278,14 @@ class Map(Node):
     @property
     def stratum(self) -> str:
         return self.inputs[0].stratum
+
+
+def map_over(body: Scalar, operands: Sequence[Node], read: Sequence[int]) -> Node:
+    """A map of the operands at the positions `read`, which are all that `body` reads; the operand if the map is it."""
+    place = {i: arg(k) for k, i in enumerate(read)}
+    body = with_arguments(body, [place.get(i, arg(0)) for i in range(len(operands))])
+    chosen = tuple(operands[i] for i in read)
+    return chosen[0] if body is arg(0) else Map(body, chosen)
 
 
 @dataclass(frozen=True)

@@ -4,38 +4,156 @@ Densities are extensive. The IR uses intensive ones, `s = density / m`; the kern
 measure `m`. A pushforward is then a weighted mean, a reflecting kernel a broadcast, a residual `s_b - s_parent`, and a
 gate `h(s) = g(m·s)/m`, in which factors like `|Tj(g)|` and `1/T` cancel symbolically.
 If strata cross, their common part is subtracted once (`Shape.moebius`).
+
+A term of the objective or of a penalty is pushed to its row first, so that no partial sum runs over the whole batch of
+tokens. Gradients flow through the sums and means of tokens that a penalty reads, unlike in weights and gates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import functools
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from fibration.compiler import ir
-from fibration.compiler.formulas import added, minus
-from fibration.compiler.ir import Detach, Input, Map, Node, Push, binary
-from fibration.compiler.keys import Key
-from fibration.compiler.penalties import Penalties
+from fibration.compiler.formulas import Each, Formulas, added, minus
+from fibration.compiler.ir import Detach, Input, Key, Map, Node, Push, Scalar, binary
 from fibration.compiler.program import Program
-from fibration.compiler.terms import Terms, where_kept
+from fibration.compiler.scalars import ONE, ZERO
 from fibration.errors import SpecError
 from fibration.language.atoms import (
+    BATCH,
     Count,
     Density,
     Gated,
     Stratum,
     Total,
+    at,
     in_channel,
     residual,
 )
-from fibration.language.cancel import cancel, factors_over
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
-from fibration.language.traversal import atoms, evaluate, substitute
+from fibration.language.objectives import Objective, Penalty
+from fibration.language.outline import row_path, way
+from fibration.language.statistics import Aggregate, Ordered
+from fibration.language.strata import factors_over
+from fibration.language.traversal import atoms, cancel, evaluate, substitute
+
+
+def where_kept(kept: Node | None, node: Node) -> Node:
+    """`node` where `kept` is above 0, else 0; `node` itself without `kept`."""
+    if kept is None:
+        return node
+    return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(0)), ir.arg(1), ZERO), (kept, node))
+
+
+class Terms(Formulas):
+    """Sums of terms over the tokens of a batch, weighted by the `μ` of an objective."""
+
+    def summed(self, objective: Objective, terms: Mapping[str, Node]) -> Node:
+        """`Σ μ·term` over the tokens of every leaf."""
+        sums = [ir.reduce(term, row_path(self.h, leaf)) for leaf, term in terms.items()]
+        return Push(self.rows, BATCH, binary("mul", self.normaliser(objective), added(sums)))
+
+    def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node:
+        """1 at the tokens of a leaf where all of the conditions hold, else 0."""
+        return self.tokens(functools.reduce(operator.and_, conditions), leaf)
+
+    def normaliser(self, objective: Objective) -> Node:
+        """`μ` of every row, from counts of all elements, or of kept tokens and of elements with a kept token.
+
+        In counts of kept tokens, `μ` is 0 for a row without a kept token.
+        """
+        weight = objective.spelled_out(self.h.leaves, self.h.rows)
+        conditions = [k.condition for k in objective.kept if k.normaliser == "kept"]
+        if not conditions:
+            return self.map(weight, self.rows)
+
+        def tokens(leaf: str) -> Node:
+            return self.conditions(leaf, conditions)
+
+        def count(stratum: str) -> Node:
+            each = [Each(leaf, tokens(leaf)) for leaf in self.leaves_over(stratum)]
+            return self.reduce(each, stratum, wide=False)
+
+        def has(stratum: str) -> Node:
+            if stratum in self.leaves:
+                return tokens(stratum)
+            return Map(ir.scalar("select", ir.scalar("lt", ir.const(0), ir.arg(0)), ONE, ZERO), (count(stratum),))
+
+        bound: dict[Expression, Node] = {}
+        for atom in atoms(weight):
+            if not isinstance(atom, (Count, Total)):
+                continue
+            of, over = str(atom.of), str(atom.over)
+            counted = has(of)
+            if isinstance(atom, Total):
+                counted = binary("mul", counted, self.atom(atom.attribute, of))
+            for source, target in itertools.pairwise(way(self.h, of, over)):
+                counted = self.pushed(source, target, counted)
+            bound[atom] = Detach(counted)
+        return where_kept(count(self.rows), self.map(weight, self.rows, bound))
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """`values` are the subtracted numbers, by penalty. `terms` are their terms at tokens, by penalty and leaf."""
+
+    values: dict[str, Node] = field(default_factory=dict)
+    terms: dict[tuple[str, str], Node] = field(default_factory=dict)
+
+
+class Penalties(Terms):
+    def maybe_detach(self, atom: Aggregate, found: Node) -> Node:
+        return found if atom.kind in ("total", "mean") else Detach(found)
+
+    def lower_penalties(self) -> Penalised:
+        found = Penalised()
+        for name, penalty in self.h.penalties.items():
+            if penalty.over is None:
+                objective = penalty.objective or self.h.objective.of_penalties
+                terms: Mapping[str, Node] = {leaf: self.term(penalty, objective, leaf) for leaf in self.leaves}
+                value = self.summed(objective, terms)
+            else:
+                value, terms = self.mean_over(str(penalty.over), penalty)
+            self.names.setdefault(value, Key("penalty", name))
+            found.values[name] = value
+            found.terms.update({(name, leaf): term for leaf, term in terms.items()})
+        return found
+
+    def term(self, penalty: Penalty, objective: Objective, leaf: str) -> Node:
+        """The formula times the weights at the tokens of a leaf, 0 at tokens that `keep` drops."""
+        body, inputs = _opened(self.tokens(penalty.formula, leaf))
+        for weight in objective.weighed:
+            inputs = (*inputs, Detach(self.tokens(weight, leaf)))
+            body = ir.scalar("mul", ir.arg(len(inputs) - 1), body)
+        if objective.kept:
+            inputs = (*inputs, Detach(self.conditions(leaf, [k.condition for k in objective.kept])))
+            body = ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(len(inputs) - 1)), body, ZERO)
+        return inputs[0] if body is ir.arg(0) else Map(body, inputs)
+
+    def mean_over(self, stratum: str, penalty: Penalty) -> tuple[Node, Mapping[str, Node]]:
+        """The mean of a formula over the elements of a stratum, 0 without elements; and its values at tokens."""
+        each = self.map(at(penalty.formula, penalty.over), stratum)
+        terms = {}
+        for leaf in self.leaves_over(stratum):
+            terms[leaf] = ir.broadcast(each, way(self.h, leaf, stratum))
+        if stratum == BATCH:
+            return each, terms
+        summed, some = ir.reduce(each, way(self.h, stratum, BATCH)), ir.count_input(stratum, BATCH)
+        mean = ir.scalar("div", ir.arg(0), ir.arg(1))
+        return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(1)), mean, ZERO), (summed, some)), terms
+
+
+def _opened(node: Node) -> tuple[Scalar, tuple[Node, ...]]:
+    """A node as a body and its operands."""
+    return (node.body, node.inputs) if isinstance(node, Map) else (ir.arg(0), (node,))
 
 
 def lower(hierarchy: Hierarchy) -> Program:

@@ -22,8 +22,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg, parts
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import (
+    BATCH,
+    Const,
+    Input,
+    Key,
+    Map,
+    Mix,
+    Node,
+    Pull,
+    Push,
+    Quantile,
+    Scalar,
+    Scan,
+    arg,
+    parts,
+)
 from fibration.compiler.program import Program
 
 

@@ -13,9 +13,11 @@ from fibration.compiler.ir import (
     SCALAR_ARITY,
     Const,
     Input,
+    Key,
     Map,
     Matrix,
     Mix,
+    Names,
     Node,
     Pull,
     Push,
@@ -26,7 +28,6 @@ from fibration.compiler.ir import (
     token_input,
     with_operands,
 )
-from fibration.compiler.keys import Key, Names
 from fibration.errors import IRError
 from fibration.language.operators import PRIMITIVES
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from fibration.compiler.derivative import ONE, ZERO, times
 from fibration.compiler.ir import CONDITIONS, Scalar, arg, const, scalar
-from fibration.compiler.scalars import closed_value, is_closed
+from fibration.compiler.scalars import ONE, ZERO, closed_value, is_closed, times
 
 MINUS_ONE = const(-1.0)
 TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)

@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan, arg, const, scalar
-from fibration.compiler.keys import Key, Names, without_macros
+from fibration.compiler.ir import (
+    Const,
+    Detach,
+    Input,
+    Key,
+    Map,
+    Mix,
+    Names,
+    Node,
+    Pull,
+    Push,
+    Quantile,
+    Scan,
+    arg,
+    const,
+    scalar,
+    without_macros,
+)
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 from fibration.compiler.program import Program
 

@@ -14,9 +14,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fibration.compiler.hoist import BOUNDED, map_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar, arg, binary, scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Node, Pull, Scalar, arg, binary, scalar
+from fibration.compiler.optimise import BOUNDED, map_of
 from fibration.compiler.program import Program
 from fibration.language.report import Fact, Width
 

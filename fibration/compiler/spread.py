@@ -17,12 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fibration.compiler.arguments import GIVEN
-from fibration.compiler.derivative import ZERO
 from fibration.compiler.diagnostics import equal
-from fibration.compiler.ir import BATCH, Const, Map, Node, Push, Quantile, Scalar, Scan, arg, const, scalar, total
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Key, Map, Node, Push, Quantile, Scalar, Scan, arg, const, scalar, total
 from fibration.compiler.plan import Coarse, Collective, Spread, Stage, Sweep
 from fibration.compiler.program import Program
+from fibration.compiler.scalars import ZERO
 
 UNITS = (2.0**40, 2.0**10, 2.0**-20, 2.0**-50, 2.0**-80)
 RANGE = 2.0**69  # of a term (a ratio of e^47): half of the 2^30 multiples of a unit that make the next larger unit

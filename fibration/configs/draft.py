@@ -15,15 +15,20 @@ from fibration.configs.findings import NOTE, Finding, Severity, all_findings
 from fibration.configs.options import Options, TrainerLoss
 from fibration.configs.sampling import EngineWeight
 from fibration.language.atoms import Parameter, Stratum, advantage, count, residual, strata
-from fibration.language.decompositions import Decomposition, ratio_deviation
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate, dual_clip_gate, log_clip_gate, pessimistic_clip_gate
+from fibration.language.gates import (
+    Decomposition,
+    Gate,
+    dual_clip_gate,
+    log_clip_gate,
+    pessimistic_clip_gate,
+    ratio_deviation,
+)
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration
 from fibration.language.objectives import Normaliser, Objective, token_mean
 from fibration.language.operators import absolute, exp, log, log1p, maximum, minimum, sigmoid, sqrt, stop, where
-from fibration.language.order import after
-from fibration.language.statistics import deviation, mean, total
+from fibration.language.statistics import after, deviation, mean, total
+from fibration.language.strata import Fibration
 
 token, trajectory, prompt_group, batch = strata("token trajectory prompt_group batch")
 

@@ -15,8 +15,8 @@ from fibration.configs.options import TRAINERS, TrainerLoss
 from fibration.configs.yaml_loader import load_yaml
 from fibration.errors import FibrationError, SpecError, shown
 from fibration.files import read_bytes
-from fibration.language.comparable import declared
 from fibration.language.fixed import at_defaults
+from fibration.language.roles import declared
 
 TELLING = {
     "trl": ("loss_type", "per_device_train_batch_size", "model_name_or_path"),

@@ -17,18 +17,14 @@ from fibration.configs.draft import (
 from fibration.configs.findings import ERROR, NOTE, WARNING
 from fibration.configs.options import Option, Options, Table, TrainerLoss, Unfit, flattened, read_table
 from fibration.configs.sampling import EngineWeight, Setting, find_sampling, sequence_clip
-from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Attribute, count, reward
-from fibration.language.decompositions import log_ratio
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression
-from fibration.language.gates import zero_gate
-from fibration.language.kernels import Fibration, uniform
-from fibration.language.objectives import token_mean, trajectory_mean
+from fibration.language.gates import log_ratio, zero_gate
+from fibration.language.objectives import Penalty, token_mean, trajectory_mean
 from fibration.language.operators import clip, exp, maximum, minimum, sqrt
-from fibration.language.order import after
-from fibration.language.penalties import Penalty
-from fibration.language.policies import log_prob, policies
-from fibration.language.statistics import mean
+from fibration.language.statistics import after, centred, mean, standardised
+from fibration.language.strata import Fibration, uniform
 
 current, old, rollout, reference = policies("current old rollout reference")
 MOST = 10.0  # OpenRLHF cuts estimators of a divergence at ±10

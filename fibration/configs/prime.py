@@ -10,15 +10,13 @@ from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.options import Option, Options, Table, TrainerLoss, Unfit, flattened, read_table
 from fibration.configs.sampling import SETTINGS, EngineWeight, Setting, find_sampling
 from fibration.errors import SpecError, suggest
-from fibration.language.advantages import centred
 from fibration.language.atoms import advantage, reward, token_log_ratio
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression
 from fibration.language.gates import identity_gate
-from fibration.language.objectives import token_mean
+from fibration.language.objectives import Penalty, token_mean
 from fibration.language.operators import absolute, exp, where
-from fibration.language.penalties import Penalty
-from fibration.language.policies import log_prob, policies
-from fibration.language.statistics import mean
+from fibration.language.statistics import centred, mean
 
 current, old = policies("current old")
 EXTRA, HEAT = "orchestrator.train.sampling.extra_body.", "orchestrator.train.sampling.temperature"

@@ -23,16 +23,14 @@ from fibration.configs.findings import ERROR, NOTE, WARNING, Finding
 from fibration.configs.options import Option, Options, Table, TrainerLoss, Unfit, read_table
 from fibration.configs.sampling import SETTINGS, EngineWeight, Setting, answer_weight, find_sampling, sequence_clip
 from fibration.errors import SpecError, listed, shown, suggest
-from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Attribute, Parameter, advantage, count, residual, reward, token_log_ratio
-from fibration.language.decompositions import log_ratio
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression, Operand
-from fibration.language.gates import Gate, zero_gate
-from fibration.language.kernels import Fibration, uniform
+from fibration.language.gates import Gate, log_ratio, zero_gate
 from fibration.language.objectives import constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import clip, exp, expm1, log, maximum, minimum, sigmoid, where
-from fibration.language.policies import log_prob, policies
-from fibration.language.statistics import deviation, mean, quantile, total
+from fibration.language.statistics import centred, deviation, mean, quantile, standardised, total
+from fibration.language.strata import Fibration, uniform
 
 COUNTS_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by a number of rows
 OF_GENERATIONS = ("dapo", "cispo", "vespo")  # losses that divide by the tokens of a generation

@@ -21,10 +21,9 @@ from fibration.language.atoms import (
     read_at,
     token_log_ratio,
 )
-from fibration.language.declared import Declared
+from fibration.language.declared import Declared, LogProb, Policy
 from fibration.language.expressions import Expression
 from fibration.language.grammar import Invocation, Names, build, called, read
-from fibration.language.policies import LogProb, Policy
 from fibration.language.traversal import atoms
 
 WHOLE = Stratum(BATCH)

@@ -19,7 +19,15 @@ from fibration.errors import SpecError, an, shown
 
 MAX_DEPTH = 100
 MAX_SIZE = 4_000
+SYMPY = "fibration.language.sympy_bridge"  # loads sympy, when the first of its expressions arrives
 SMALLEST, LARGEST = Fraction(1, 10**300), Fraction(10**300)
+
+
+def _operator(sign: str, is_reflected: bool = False) -> Callable[[Expression, Operand], Expression]:
+    """Returns the method for an operator of Python; reflected, for one whose left operand is no formula."""
+    if is_reflected:
+        return lambda self, other: apply(sign, other, self)
+    return lambda self, other: apply(sign, self, other)
 
 
 class Expression:
@@ -30,29 +38,12 @@ class Expression:
     depth = 0
     size = 1
 
-    def __add__(self, other: Operand) -> Expression:
-        return apply("+", self, other)
-
-    def __radd__(self, other: Operand) -> Expression:
-        return apply("+", other, self)
-
-    def __sub__(self, other: Operand) -> Expression:
-        return apply("-", self, other)
-
-    def __rsub__(self, other: Operand) -> Expression:
-        return apply("-", other, self)
-
-    def __mul__(self, other: Operand) -> Expression:
-        return apply("*", self, other)
-
-    def __rmul__(self, other: Operand) -> Expression:
-        return apply("*", other, self)
-
-    def __truediv__(self, other: Operand) -> Expression:
-        return apply("/", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Expression:
-        return apply("/", other, self)
+    __add__, __radd__ = _operator("+"), _operator("+", is_reflected=True)
+    __sub__, __rsub__ = _operator("-"), _operator("-", is_reflected=True)
+    __mul__, __rmul__ = _operator("*"), _operator("*", is_reflected=True)
+    __truediv__, __rtruediv__ = _operator("/"), _operator("/", is_reflected=True)
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("<", "<=", ">", ">="))
+    __and__, __or__ = _operator("and"), _operator("or")
 
     def __pow__(self, exponent: int) -> Expression:
         if not isinstance(exponent, int) or isinstance(exponent, bool) or not 1 <= exponent <= 16:
@@ -75,24 +66,6 @@ class Expression:
 
     def __abs__(self) -> Expression:
         return apply("abs", self)
-
-    def __lt__(self, other: Operand) -> Expression:
-        return apply("<", self, other)
-
-    def __le__(self, other: Operand) -> Expression:
-        return apply("<=", self, other)
-
-    def __gt__(self, other: Operand) -> Expression:
-        return apply(">", self, other)
-
-    def __ge__(self, other: Operand) -> Expression:
-        return apply(">=", self, other)
-
-    def __and__(self, other: Expression) -> Expression:
-        return apply("and", self, other)
-
-    def __or__(self, other: Expression) -> Expression:
-        return apply("or", self, other)
 
     def __invert__(self) -> Expression:
         return apply("not", self)
@@ -132,7 +105,7 @@ class Expression:
         raise _no_array(formula, getattr(function, "__name__", ""), args)
 
     def _sympy_(self) -> Any:
-        return _adapter("sympy", "to_sympy")(self)
+        return import_module(SYMPY).to_sympy(self)
 
 
 _SIGNS = {
@@ -256,8 +229,9 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
             required="a number or an expression in the language's atoms",
             remedy="== and != compare what was written: write conditions with <, <=, > and >=",
         )
-    if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
-        return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
+    package = type(value).__module__.partition(".")[0]
+    if package == "sympy":
+        return import_module(SYMPY).from_sympy(value)  # type: ignore[no-any-return]
     if package == "numpy" and getattr(value, "ndim", None) == 0:
         value = value[()]  # type: ignore[index]  # the number in an array without dimensions
     if isinstance(value, Integral):
@@ -284,6 +258,15 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     )
 
 
+def as_number(value: object, what: str, remedy: str) -> Expression:
+    """Returns `as_expression` of a value. Raises SpecError for a condition, which stands for `{}` in the remedy."""
+    formula = as_expression(value, what)
+    if formula.is_condition:
+        found = f"{what} cannot be the condition {formula}"
+        raise SpecError(found, required="a number", remedy=remedy.format(formula))
+    return formula
+
+
 def _instead(value: object) -> str:
     if isinstance(value, str):
         return "leave the quotes out; texts are for JSON"
@@ -294,14 +277,6 @@ def _instead(value: object) -> str:
     if callable(value):
         return "call it: a formula is made of what it returns"
     return "use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip"
-
-
-# The modules that translate expressions of other packages. Each loads when the first such expression arrives.
-ADAPTERS = {"sympy": "fibration.language.sympy_bridge"}
-
-
-def _adapter(package: str, function: str) -> Callable[[Any], Any]:
-    return getattr(import_module(ADAPTERS[package]), function)  # type: ignore[no-any-return]
 
 
 def terminates(value: Fraction) -> bool:

@@ -6,11 +6,16 @@ whether it is *right*: a cycle, or a kernel that does not sum to 1, can be decla
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from importlib import import_module
 from typing import Any, Literal
 
 from pydantic import (
+    BaseModel,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     model_serializer,
@@ -19,22 +24,17 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from fibration.errors import SpecError, located, suggest
-from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Density, Stratum, in_channel, reward
 from fibration.language.declared import check_name
-from fibration.language.decompositions import Decomposition
-from fibration.language.document import HierarchyDocument, named
-from fibration.language.expressions import Expression, as_expression
-from fibration.language.gates import Gate, GatePerChannel, as_gate
-from fibration.language.objectives import Objective
-from fibration.language.order import Ordered
+from fibration.language.document import HierarchyDocument, named, read_document, read_json
+from fibration.language.expressions import Expression, as_number
+from fibration.language.gates import Decomposition, Gate, GatePerChannel, as_gate
+from fibration.language.objectives import Objective, as_penalty
 from fibration.language.outline import Outline
-from fibration.language.penalties import as_penalty
-from fibration.language.read_document import read_document, read_json
 from fibration.language.readable import check, check_arguments, check_elements
-from fibration.language.reasons import LEFT, parts, short
-from fibration.language.report import BUDGET, Report
-from fibration.language.statistics import Aggregate, atoms_within, of_rows
+from fibration.language.report import BUDGET, LEFT, Report, parts, short
+from fibration.language.statistics import Aggregate, Ordered, atoms_within, of_rows
+from fibration.language.strata import Balanced
 from fibration.language.traversal import atoms
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
@@ -111,13 +111,7 @@ class Hierarchy(Outline):
             terms[k] = p.model_copy(update={"formula": of_rows(p.formula, given["rows"])})
         given["penalties"] = terms
         if advantages is not None:
-            formula = as_expression(advantages, f"hierarchy '{name}': the advantages")
-            if formula.is_condition:
-                raise SpecError(
-                    f"hierarchy '{name}': advantages cannot be the condition {formula}",
-                    required="a number",
-                    remedy="write where(condition, 1, 0)",
-                )
+            formula = as_number(advantages, f"hierarchy '{name}': the advantages", "write where(condition, 1, 0)")
             given["advantages"] = of_rows(formula, given["rows"])
         check_elements(name, given)
         if orthogonalise not in (None, "projection"):
@@ -293,3 +287,41 @@ def adds_up_tokens(h: Hierarchy) -> bool:
         for atom in atoms_within(h.advantages)
         if isinstance(atom, Ordered) or (isinstance(atom, Aggregate) and atom.kind == "total")
     )
+
+
+HERE = __name__.rpartition(".")[0] + "."
+
+
+def fingerprint(hierarchy: Hierarchy) -> str | None:
+    """Returns a digest of every field of every object in a hierarchy; None if the class of an object is the user's own.
+
+    It reads fields, not the JSON form: JSON names a constructor without its formula, which its author may change. No
+    field shows what a user's subclass does.
+    """
+    try:
+        return hashlib.sha256(json.dumps(_plain(hierarchy)).encode()).hexdigest()
+    except _NotOurs:
+        return None
+
+
+class _NotOurs(Exception):
+    """An object's class is not of `fibration.language`."""
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Fraction):
+        return ["Fraction", str(value)]
+    if isinstance(value, Mapping):
+        return ["Mapping", *([_plain(k), _plain(v)] for k, v in value.items())]
+    if isinstance(value, tuple):
+        return ["tuple", *map(_plain, value)]
+    kind = type(value)
+    if not kind.__module__.startswith(HERE):
+        raise _NotOurs
+    if isinstance(value, BaseModel):
+        names = list(type(value).model_fields)
+    else:
+        names = [f.name for f in dataclasses.fields(value) if f.init]  # type: ignore[arg-type]
+    return [f"{kind.__module__}.{kind.__qualname__}", *(_plain(getattr(value, name)) for name in names)]

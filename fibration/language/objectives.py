@@ -1,7 +1,7 @@
-"""Objectives: the weights `μ_i` of `J = Σ_i μ_i · 𝒢(r)_i · A_i` (def:rgf).
+"""Objectives, the weights `μ_i` of `J = Σ_i μ_i · 𝒢(r)_i · A_i` (def:rgf), and penalties, which `J` is less.
 
 Every sum and count runs over the whole optimisation batch, never over a micro-batch. A trajectory without an unmasked
-token is not counted.
+token is not counted. A penalty, such as KL or entropy, is not multiplied by an advantage.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 from fibration.errors import SpecError, an
 from fibration.language.atoms import BATCH, ROWS, Count, Place, Stratum, Total, Where, count
 from fibration.language.declared import Declared
-from fibration.language.expressions import Expression, as_expression
+from fibration.language.expressions import Expression, as_expression, as_number
+from fibration.language.grammar import Written, constructor
 from fibration.language.operators import maximum, where
-from fibration.language.registry import Written, constructor
-from fibration.language.statistics import total
-from fibration.language.traversal import transform
+from fibration.language.statistics import total, within
+from fibration.language.traversal import applications, transform
 
 # Placeholders that `Objective.spelled_out` resolves: the leaves, and the batch.
 LEAF, WHOLE = Place("leaf"), Place(BATCH)
@@ -57,13 +57,7 @@ class Objective(Written):
     kept: tuple[Keep, ...] = ()
 
     def __init__(self, weight: object, **data: Any) -> None:
-        value = as_expression(weight, "an objective's weight")
-        if value.is_condition:
-            raise SpecError(
-                f"an objective's weight cannot be the condition {value}",
-                required="a number",
-                remedy=f"drop tokens with token_mean().keep({value})",
-            )
+        value = as_number(weight, "an objective's weight", "drop tokens with token_mean().keep({})")
         super().__init__(weight=value, **{"written": f"Objective({value})", **data})  # type: ignore[call-arg]
 
     def score(self) -> Objective:
@@ -82,9 +76,7 @@ class Objective(Written):
         `w` is a formula read at the token: of log-probs, the advantage, counts, attributes, parameters, statistics. No
         gradient flows through `w`. A weight that can be negative is refused.
         """
-        value = as_expression(formula, "a weight")
-        if value.is_condition:
-            raise SpecError(f"a weight cannot be the condition {value}", required="a number", remedy="write .keep(...)")
+        value = as_number(formula, "a weight", "write .keep(...)")
         return self.model_copy(update={"weighed": (*self.weighed, value), "written": f"{self.written}.weigh({value})"})
 
     def keep(self, condition: object, normaliser: Normaliser = "all") -> Objective:
@@ -213,3 +205,59 @@ def constant_normaliser(length: Expression) -> Objective:
     `length` is a number of tokens, usually the longest allowed response, or a Parameter.
     """
     return Objective(weight=1 / (count(ROWS, over=WHOLE) * length))
+
+
+# ---------------------------------------------------------------- penalties
+
+
+class Penalty(Declared):
+    """A term that is subtracted from the objective: `J - Σ_i μ_i·formula_i`. Gradients flow through it.
+
+    - `formula`: read at every token. It may have log-probs of any policies, log ratios, counts, attributes, parameters
+      and statistics. Advantages may appear in conditions only.
+    - `objective`: the weights of the tokens. Default: the hierarchy's `μ` with each `keep(..., normaliser="kept")`,
+      without its `weigh` and every other `keep`.
+    - `over`: the formula is read at the elements of this stratum instead, and the term is its mean over them. Gradients
+      flow through sums, means and order of tokens, as in `log(1 + total(exp(x), over=prompt_group))`.
+    """
+
+    formula: Expression
+    objective: Objective | None = None
+    over: Stratum | None = None
+
+    def __init__(self, formula: object, objective: object = None, over: object = None, **data: Any) -> None:
+        value = as_number(formula, "a penalty", "write where(condition, 1, 0)")
+        if objective is not None and not isinstance(objective, Objective):
+            raise SpecError(f"the penalty {value} is weighed by {objective!r}", required="an objective: token_mean()")
+        if isinstance(objective, Objective) and objective.estimator == "score":
+            required = "weights: a penalty has its own gradient"
+            raise SpecError(
+                f"the penalty {value} is weighed by {objective.written}",
+                required=required,
+                remedy="leave .score() out, or the objective",
+            )
+        if over is not None and not isinstance(over, Stratum):
+            remedy = f"write over=Stratum({over!r})" if isinstance(over, str) else ""
+            raise SpecError(f"the penalty {value} is read over {over!r}", required="a Stratum", remedy=remedy)
+        if over is not None and objective is not None:
+            raise SpecError(
+                f"the penalty {value} is read over {over}, and weighed by {objective.written}",
+                required="an objective for tokens, or over= for elements, whose mean is taken",
+                remedy="leave one of the two out",
+            )
+        super().__init__(formula=value, objective=objective, over=over, **data)  # type: ignore[call-arg]
+
+    @property
+    def has_root(self) -> bool:
+        """Whether the formula has a square root, which has a value and no slope at 0."""
+        return any(applications(e, "sqrt") for e in within(self.formula))
+
+    def __repr__(self) -> str:
+        said = {"objective": self.objective, "over": self.over}
+        rest = "".join(f", {k}={v!r}" for k, v in said.items() if v is not None)
+        return f"Penalty({self.formula}{rest})" if rest else str(self.formula)
+
+
+def as_penalty(value: object) -> Penalty:
+    """Returns a Penalty from an entry of `penalties=`: a formula, or a Penalty."""
+    return value if isinstance(value, Penalty) else Penalty(value)

@@ -1,4 +1,4 @@
-"""The parts of a hierarchy, and what its formulas read: strata, gates, masses, parameters, attributes, policies.
+"""The parts of a hierarchy: what its formulas read, and at which elements.
 
 Code that runs before a declaration is checked, or that must not depend on reading and writing it, takes an `Outline`.
 A `Hierarchy` is an `Outline` that has been checked.
@@ -6,6 +6,7 @@ A `Hierarchy` is an `Outline` that has been checked.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -13,9 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from fibration.errors import SpecError
-from fibration.language.assumptions import Assumption
 from fibration.language.atoms import (
+    BATCH,
     Attribute,
+    Component,
     Parameter,
     Stratum,
     advantage,
@@ -23,22 +25,17 @@ from fibration.language.atoms import (
     channel_sign,
     mass,
     pull,
+    read_at,
     token_log_ratio,
 )
-from fibration.language.declared import Declared, FrozenMap, Name
-from fibration.language.decompositions import Decomposition
+from fibration.language.declared import Declared, FrozenMap, Name, Policy
 from fibration.language.document import named
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate
-from fibration.language.kernels import Fibration
-from fibration.language.leaf_measure import masses
-from fibration.language.objectives import Objective
+from fibration.language.gates import Decomposition, Gate
+from fibration.language.objectives import Objective, Penalty
 from fibration.language.operators import exp, where
-from fibration.language.order import Ordered
-from fibration.language.penalties import Penalty
-from fibration.language.policies import Policy
-from fibration.language.statistics import Aggregate, atoms_within, total
-from fibration.language.strata import Shape
+from fibration.language.statistics import Aggregate, Ordered, atoms_within, total, within
+from fibration.language.strata import Assumption, Fibration, Shape, masses, uniform
 from fibration.language.traversal import atoms, substitute
 
 
@@ -142,6 +139,10 @@ class Outline(Declared):
     def _expressions(self) -> Iterator[Expression]:
         yield from (f.weight for f in self.fibrations)
         yield from (at(g.expression, s) for s, g in self.gates.items())
+        yield from self._beside_levels()
+
+    def _beside_levels(self) -> Iterator[Expression]:
+        """Yields the formulas of the decomposition, the objective, the advantages and the penalties."""
         yield from (e for _, e in self.decomposition.densities)
         yield self.decomposition.recovery
         yield self.decomposition.scale
@@ -205,3 +206,95 @@ def _others(expressions: Iterable[Expression]) -> tuple[tuple[str, str], ...]:
 
 def _declaration(value: Any) -> str:
     return value.declaration() if isinstance(value, Parameter) else repr(value.model_dump())
+
+
+# ---------------------------------------------------------------- where atoms have their values
+
+
+UNIFORM = uniform()  # made once: every index asks for the whole batch
+
+
+def home(hierarchy: Outline, atom: Expression) -> str | None:
+    """Returns the stratum at whose elements an atom has its values; None if it is read where it stands.
+
+    A parameter may vary over `on`, or over the coarsest stratum that reads it (never the leaf). A kernel reads at its
+    target, because its weights are normalised over each target element. A parameter that the objective, the
+    decomposition, the advantages, a penalty or a statistic reads has one value for the whole batch.
+    """
+    # a mean of others has one number for each element that it leaves out
+    place = atom.of if isinstance(atom, Aggregate) and atom.others else read_at(atom)
+    if place is not None:
+        return place.name
+    parameter = atom.parameter if isinstance(atom, Component) else atom
+    if not isinstance(parameter, Parameter):
+        return None
+    if parameter in set(_one_for_all(hierarchy)):
+        return BATCH
+    shape = hierarchy.shape
+    readers = []
+    for s in (s for s in hierarchy.order if s not in hierarchy.leaves):
+        read = [hierarchy.gate(s), *(f.weight for f in shape.above(s))]
+        if any(parameter in atoms(e) for e in read):
+            readers.append(s)
+    # a parameter that crossing strata read has one value for the batch
+    one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)
+    return readers[0].name if one else BATCH
+
+
+def _one_for_all(h: Outline) -> Iterator[Expression]:
+    """Yields the atoms of formulas beside gates and kernels, and of formulas in statistics."""
+    levels = [*(h.gate(s) for s in h.gates), *(f.weight for f in h.fibrations)]
+    inside = (formula for e in levels for formula in itertools.islice(within(e), 1, None))
+    for formula in (*(formula for e in h._beside_levels() for formula in within(e)), *inside):
+        yield from atoms(formula)
+
+
+def row_path(hierarchy: Outline, leaf: str) -> list[str]:
+    """Returns the strata from a leaf to the rows: through the hierarchy if it leads there, else in one step."""
+    return way(hierarchy, leaf, hierarchy.rows.name)
+
+
+def way(hierarchy: Outline, source: str, target: str) -> list[str]:
+    """Returns the strata from `source` to `target`, both included: through the hierarchy if it leads there.
+
+    The path to the batch or to a group goes through the rows, so that no sum runs over all tokens at once.
+    """
+    rows, here = hierarchy.rows.name, Stratum(source)
+    if source == target:
+        return [source]
+    beyond = target == BATCH or target in map(str, hierarchy.groups)
+    if (
+        beyond
+        and source != rows
+        and (source in map(str, hierarchy.leaves) or hierarchy.rows in hierarchy.coarser(here))
+    ):
+        return [*way(hierarchy, source, rows), target]
+    if target == BATCH or Stratum(target) not in hierarchy.coarser(here):
+        return [source, target]
+    return [source, *(f.target.name for f in hierarchy.shape.path(here, Stratum(target)))]
+
+
+def whole_batch(h: Outline) -> Shape:
+    """Returns the hierarchy's shape with the rows below the leaves, the groups below the rows, the batch below all."""
+    batch = Stratum(BATCH)
+    rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
+    groups = tuple((h.rows, s) for s in h.groups)
+    under = [leaf for leaf, _ in rows] + ([h.rows] if groups else [])
+    roots = [s for s in (*h.roots, *(t for _, t in rows[:1]), *h.groups) if s not in (batch, *under)]
+    added = tuple(Fibration(s, t, UNIFORM) for s, t in (*rows, *groups, *((s, batch) for s in roots)))
+    strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
+    return Shape(tuple(strata), (*h.fibrations, *added))
+
+
+def below(h: Outline) -> dict[str, set[str]]:
+    """Returns the names of the strata that each stratum of the whole batch lies over, and of the stratum itself."""
+    shape = whole_batch(h)
+    return {BATCH: {BATCH}} | {s.name: {BATCH, s.name, *map(str, shape.coarser(s))} for s in shape.strata}
+
+
+def is_beyond_rows(h: Outline, place: object) -> bool:
+    """Returns whether an element of a stratum may have tokens of several rows; False for what is no stratum."""
+    shape = whole_batch(h)
+    if not isinstance(place, Stratum) or place not in shape.strata:
+        return place == Stratum(BATCH)
+    return place != h.rows and h.rows not in shape.coarser(place)

@@ -16,21 +16,16 @@ from typing import NamedTuple
 import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
-from fibration.language.assumptions import Assumption
 from fibration.language.atoms import Count, Parameter, Stratum, Summary, advantage, reward
-from fibration.language.comparable import check_alone, check_attributes, check_rewards, check_strata
 from fibration.language.conditions import Condition, Equal, OnPolicy, Same, condition, policies_of, strata_of
-from fibration.language.declared import NAME, FrozenMap
+from fibration.language.declared import CURRENT, NAME, OLD, FrozenMap, Policy
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.fixed import put_parameters, with_parameters
+from fibration.language.fixed import Here, put_parameters, with_parameters
 from fibration.language.grammar import parse
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, uniform
-from fibration.language.limits import Here
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD, Policy
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import Aggregate, atoms_within
-from fibration.language.strata import Shape
+from fibration.language.strata import Assumption, Fibration, Shape, uniform
 from fibration.language.token_formulas import roots
 from fibration.language.traversal import atoms
 
@@ -321,3 +316,63 @@ def _place_in_gates(h: Hierarchy, p: Parameter, places: set[Stratum]) -> Stratum
     readers = [s for s in h.gates if p in atoms_within(h.gate(s))]
     alone = len(readers) == sum(p in atoms_within(root.formula) for root in roots(h)) == 1
     return readers[0] if alone and readers[0] in places else None
+
+
+# ---------------------------------------------------------------- what reads the same batches
+
+
+_ONE_NAME = "say that they are one: --match {mine}={yours}; or give it one name in both"
+
+
+def check_strata(first: Hierarchy, second: Hierarchy) -> None:
+    for what, stratum, strata in (
+        ("tokens", "token", [h.leaves for h in (first, second)]),
+        ("rows", "row", [(first.rows,), (second.rows,)]),
+    ):
+        one, other = (", ".join(sorted(s.name for s in names)) for names in strata)
+        if one != other:
+            raise SpecError(
+                f"'{first.name}' and '{second.name}' use different {stratum} strata",
+                required=f"the same strata as {what}, by name",
+                found=f"{one}, and {other}",
+                remedy="give the same stratum one name in both",
+            )
+
+
+def check_rewards(first: Hierarchy, second: Hierarchy) -> None:
+    """Raises SpecError unless both losses take rewards, or both take advantages."""
+    if (first.advantages is None) is not (second.advantages is None):
+        made, taken = (first, second) if second.advantages is None else (second, first)
+        raise SpecError(
+            f"'{made.name}' makes its advantages of rewards, and '{taken.name}' is given advantages",
+            required="two losses from rewards, or two from advantages",
+            found=f"advantages={made.advantages} only in '{made.name}'",
+            remedy="compare what they do with advantages: --ignore-advantages, or replace(advantages=None) of "
+            f"'{made.name}'; or give '{taken.name}' the same formula",
+        )
+
+
+def check_attributes(first: Hierarchy, second: Hierarchy) -> None:
+    for name in first.attributes.keys() & second.attributes.keys():
+        a, b = first.attributes[name], second.attributes[name]
+        if a != b:
+            raise SpecError(
+                f"'{first.name}' and '{second.name}' declare the attribute '{name}' differently",
+                required="one declaration",
+                found=f"{a.model_dump()} and {b.model_dump()}",
+            )
+    check_alone("attribute", first, second, first.attributes, second.attributes, _ONE_NAME)
+
+
+def check_alone(
+    what: str, first: Hierarchy, second: Hierarchy, one: Iterable[str], other: Iterable[str], remedy: str
+) -> None:
+    """Raises SpecError if each hierarchy has a name that the other lacks: one thing may have two names."""
+    mine, yours = ([n for n in names if n not in set(others)] for names, others in ((one, other), (other, one)))
+    if mine and yours:
+        raise SpecError(
+            f"'{first.name}' and '{second.name}' use different {what}s",
+            required=f"{what}s of the same names, or more of them in one of the two",
+            found=f"{', '.join(mine)} only in '{first.name}'; {', '.join(yours)} only in '{second.name}'",
+            remedy=remedy.format(mine=mine[0], yours=yours[0]),
+        )

@@ -9,19 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fibration.errors import SpecError, an, located, suggest
-from fibration.language.assumptions import Assumption, Balanced, Populated
 from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Place, Stratum, Total, pull, read_at
 from fibration.language.declared import Declared
-from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate, GatePerChannel
+from fibration.language.gates import Decomposition, Gate, GatePerChannel
 from fibration.language.grammar import MAX_REASON, MAX_TEXT
-from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
-from fibration.language.outline import Outline
-from fibration.language.places import whole_batch
-from fibration.language.stops import check_gradients, check_stops
-from fibration.language.token_formulas import check_token_formulas
+from fibration.language.outline import Outline, whole_batch
+from fibration.language.strata import Assumption, Balanced, Fibration, Populated
+from fibration.language.token_formulas import check_gradients, check_stops, check_token_formulas
 from fibration.language.traversal import atoms
 
 # For each argument: its description in messages, its required type, and an example. Then the same for its elements.

@@ -1,8 +1,14 @@
-"""Reports of a verification: verdicts and facts."""
+"""Reports of a verification: verdicts and facts; and the keys of `gives_up`, which name verdicts.
+
+A key is a law, `"inward"`, or a law and its subject, `"inward of trajectory"`. A subject is written as the report shows
+it, or shorter: `"inward of gate on trajectory"` is `"inward of trajectory"`, and `"kl_gradient of penalty 'kl'"` is
+`"kl_gradient of kl"`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -10,6 +16,37 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from fibration.errors import LawError, listed
 from fibration.escaping import escaped
+
+LEFT = "what is left of "  # prefix of the subject of a verdict on the rest of a law that is given up
+_PREFIX = re.compile(rf"({LEFT})?(?:gate on (\w+)|residual on (\w+)|penalty '([^']*)')$")
+
+
+def parts(key: str) -> tuple[str, str]:
+    """Returns the law and the subject of a key; the subject is '' if the key is a law alone."""
+    law, _, subject = key.partition(" of ")
+    return law, subject
+
+
+def short(subject: str) -> str:
+    """Returns the name of a subject: `trajectory` for `gate on trajectory`."""
+    found = _PREFIX.match(subject)
+    return subject if found is None else (found[1] or "") + next(name for name in found.groups()[1:] if name)
+
+
+def key_of(law: str, subject: str) -> str:
+    """Returns the key that gives up a law for one subject."""
+    return law if subject == "hierarchy" else f"{law} of {short(subject)}"
+
+
+def names(key: str, law: str, subject: str) -> bool:
+    """Whether a key names this subject of this law."""
+    return parts(key)[0] == law and parts(key)[1] in (subject, short(subject))
+
+
+def example(key: str) -> str:
+    """Returns the argument that gives up a law, as text to type."""
+    return f"gives_up={{{key!r}: 'why'}}"
+
 
 Status = Literal["proved", "refuted", "undecided"]
 Level = Literal["warning", "note", "detail"]
@@ -108,6 +145,21 @@ class Verdict:
         if self.counterexample is not None:
             result["counterexample"] = self.counterexample.to_dict()
         return result
+
+
+Options = Mapping[str, Sequence[str]]  # by part of a config's loss, the options that decide it
+
+
+class Part(NamedTuple):
+    """A part of two losses, as each declares it; "" where one has no such part."""
+
+    name: str
+    first: str
+    second: str
+
+    @property
+    def differs(self) -> bool:
+        return self.first != self.second
 
 
 Width = tuple[tuple[str, str, float], ...]  # a sum: the name and the channel of a parameter, and its factor

@@ -1,4 +1,4 @@
-"""Matches what two hierarchies declare under different names: parameters, strata and policies.
+"""What two hierarchies declare, part by part, and what they declare under different names.
 
 A match of parameters is a question, never an answer: the comparison of the losses is made under it. Parameters of one
 name are always matched with each other, so two bounds that are exchanged stay a difference.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 from fibration.language.atoms import Parameter, Reading
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Keep
+from fibration.language.report import Part
 from fibration.language.statistics import atoms_within, rewritten
 from fibration.language.traversal import desugar, transform
 
@@ -166,3 +169,62 @@ def declared_names(h: Hierarchy) -> set[str]:
     strata = {s.name for s in (*h.strata, *h.groups, h.rows)}
     strata |= {p.over.name for p in h.penalties.values() if p.over is not None}
     return {*strata, *h.parameters, *h.attributes, *h.policies}
+
+
+# A name in a formula of a document: not in quotes, no keyword of an argument (`over=`), no function (`mean(`).
+_NAME = re.compile(r'"[^"]*"|(?<![\w.])[A-Za-z]\w*\b(?!\s*(?:=(?!=)|\())')
+_KEPT = ("name", "orthogonalise")  # entries of a document that name none of these
+
+
+def renamed(h: Hierarchy, names: Mapping[str, str]) -> Hierarchy:
+    """Returns a hierarchy in which everything called `old` is called `names[old]`, all at once.
+
+    Two names may be exchanged. Gates and objectives keep the form in which they were written. Raises SpecError if a new
+    name is taken, or is no name.
+    """
+    if all(old == new for old, new in names.items()):
+        return h
+
+    def text(value: str) -> str:
+        return _NAME.sub(lambda m: names.get(m[0], m[0]), value)
+
+    def put(value: Any) -> Any:
+        if isinstance(value, str):
+            return text(value)
+        if isinstance(value, list):
+            return [put(v) for v in value]
+        return {k: put(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    document = h.model_dump(mode="json")
+    made = {k: v if k in _KEPT else put(v) for k, v in document.items()}
+    made["gates"] = {text(stratum): gate for stratum, gate in made["gates"].items()}
+    made["gives_up"] = {text(key): why for key, why in document["gives_up"].items()}
+    return Hierarchy.model_validate(made)
+
+
+# ---------------------------------------------------------------- the parts of two losses
+
+
+def declared(h: Hierarchy) -> dict[str, str]:
+    """Returns the parts of a loss as they are declared, by name."""
+    return {
+        "strata": ", ".join(s.name for s in h.order),
+        "the decomposition": str(h.decomposition),
+        "the normaliser": f"μ = {h.objective.spelled_out(h.leaves, h.rows)}",
+        "the estimator": h.objective.estimator,
+        "weights": " and ".join(map(str, h.objective.weighed)) or "none",
+        "conditions": " and ".join(_kept(k) for k in h.objective.kept) or "none",
+        "penalties": ", ".join(str(p) for p in h.penalties.values()) or "none",
+        "advantages": "given" if h.advantages is None else str(h.advantages),
+        **{f"the gate on {s}": str(g) for s, g in h.gates.items()},
+    }
+
+
+def _kept(keep: Keep) -> str:
+    return f"{keep.condition}{', of which μ counts the kept tokens' if keep.normaliser == 'kept' else ''}"
+
+
+def declared_parts(first: Hierarchy, second: Hierarchy) -> tuple[Part, ...]:
+    """Returns the parts of two losses, those of the first in front."""
+    one, other = declared(first), declared(second)
+    return tuple(Part(name, one.get(name, ""), other.get(name, "")) for name in {**one, **other})

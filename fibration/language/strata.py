@@ -1,8 +1,12 @@
-"""The shape of a hierarchy: which strata lie over which, in a chain, a tree or a quiver.
+"""Fibrations with their kernels (objects 1 and 2 of def:fgh), and what follows from them: which strata lie over which.
 
-Coarser strata are further down: every element of a stratum lies over one element of each coarser stratum. The results
-depend on the declared fibrations only, so they hold for every batch. Whether parallel paths agree depends on the data
-(`runtime/index/assumed.py`).
+To add a kernel, write one function here and decorate it. Coarser strata are further down: every element of a stratum
+lies over one element of each coarser stratum. The results of `Shape` depend on the declared fibrations only, so they
+hold for every batch. Whether parallel paths agree depends on the data (`runtime/index/assumed.py`).
+
+`masses` is the leaf measure `m` that the kernels spread: `K(a|b) = m(a)/m(b)`, the normal form of reflecting kernels.
+In units of `m`, a pushforward is a weighted mean over the fibre, a reflecting kernel is a broadcast, and a residual is
+the difference of two means. On a tree that is a martingale difference.
 """
 
 from __future__ import annotations
@@ -10,10 +14,156 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
-from fibration.language.atoms import Stratum
-from fibration.language.kernels import Fibration
+from fibration.errors import SpecError, an, declare
+from fibration.language.atoms import (
+    SOURCE,
+    TARGET,
+    Component,
+    Count,
+    Parameter,
+    Stratum,
+    Total,
+    at,
+    count,
+    mass,
+    read_at,
+    resolve_places,
+)
+from fibration.language.declared import Declared
+from fibration.language.expressions import Expression, as_number
+from fibration.language.gates import Decomposition
+from fibration.language.grammar import Written, constructor
+from fibration.language.traversal import ONE, atoms, cancel, factored, multiplied, transform
+
+
+class MarkovKernel(Written):
+    """The weight `K(a|b)` of an element `a` in the coarser element `b`, as a formula read at `a`."""
+
+    weight: Expression
+
+    def __init__(self, weight: object, **data: Any) -> None:
+        value = as_number(weight, "a kernel weight", "where({}, 1, 0)")
+        super().__init__(weight=value, **{"written": f"MarkovKernel({value})", **data})  # type: ignore[call-arg]
+
+
+@constructor(MarkovKernel, examples=("uniform()",))
+def uniform(share: Expression | None = None) -> MarkovKernel:
+    """Gives every element of a fibre the same weight, `1 / count(source, over=target)`.
+
+    `share`: if several strata lie directly over the target, the part of this kernel. All shares sum to 1.
+    """
+    return MarkovKernel((1 if share is None else share) / count(SOURCE, over=TARGET))
+
+
+@constructor(MarkovKernel, examples=("proportional(measure)",))
+def proportional(measure: Expression, share: Expression | None = None) -> MarkovKernel:
+    """Gives weights proportional to a measure, `m(a)/m(b)`: a count, or the total of an attribute.
+
+    `share`: as in `uniform`.
+    """
+    weight = at(measure, SOURCE) / at(measure, TARGET)
+    return MarkovKernel(weight if share is None else share * weight)
+
+
+class Fibration(Declared):
+    """A map that sends every element of `source` to the element of `target` that it belongs to, with a kernel."""
+
+    source: Stratum
+    target: Stratum
+    kernel: MarkovKernel
+
+    def __init__(self, source: Stratum, target: Stratum, kernel: MarkovKernel | None = None) -> None:
+        ends = {"source": (source, Stratum), "target": (target, Stratum), "kernel": (kernel, MarkovKernel)}
+        for end, (value, kind) in ends.items():
+            if not isinstance(value, kind):
+                remedy = "write uniform(), proportional(m) or MarkovKernel(weight)"
+                if kind is Stratum:
+                    remedy = declare("strata", value, end)
+                elif value is None:
+                    raise SpecError(
+                        f"the fibration {source} → {target} has no kernel", required="a MarkovKernel", remedy=remedy
+                    )
+                raise SpecError(f"a fibration's {end} is {value!r}", required=an(kind.__name__), remedy=remedy)
+        super().__init__(source=source, target=target, kernel=kernel)  # type: ignore[call-arg]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.name} → {self.target.name}"
+
+    @cached_property
+    def weight(self) -> Expression:
+        """`K(a|b)` read at a source element. Every count and total names its stratum."""
+        return resolve_places(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
+
+    def __repr__(self) -> str:
+        return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"
+
+
+# ---------------------------------------------------------------- assumptions, which every index is checked against
+
+
+class Balanced(Declared):
+    """The assumption that strata cross in proportional frequencies: `m(a∩b)·m(c) = m(a)·m(b)` over each common `c`."""
+
+    first: Stratum
+    second: Stratum
+
+    def __repr__(self) -> str:
+        return f"balanced({self.first!r}, {self.second!r})"
+
+
+class Populated(Declared):
+    """The assumption that every element of `over` has an element of `stratum`: no branch of a tree is empty."""
+
+    stratum: Stratum
+    over: Stratum
+
+    def __repr__(self) -> str:
+        return f"populated({self.stratum!r}, over={self.over!r})"
+
+
+Assumption = Balanced | Populated
+
+
+def balanced(first: Stratum, second: Stratum) -> Balanced:
+    """Returns the assumption that two strata cross in proportional frequencies, as with equal counts in all cells.
+
+    Residuals of finer strata are then orthogonal to both strata (theory of crossed designs). `op.index` raises
+    HierarchyIndexError for a batch that breaks the assumption, and names the worst cell.
+    """
+    _check("balanced", first, second)
+    return Balanced(first=first, second=second)
+
+
+def populated(stratum: Stratum, *, over: Stratum) -> Populated:
+    """Returns the assumption that every element of `over` has at least one element of `stratum`.
+
+    `op.index` raises HierarchyIndexError for a batch that breaks it.
+    """
+    _check("populated", stratum, over)
+    return Populated(stratum=stratum, over=over)
+
+
+def _check(what: str, *strata: object) -> None:
+    for s in strata:
+        if not isinstance(s, Stratum):
+            raise SpecError(
+                f"{what} takes strata, not {s!r}", required="a Stratum", remedy=declare("strata", s, "domain")
+            )
+    if strata[0] == strata[1]:
+        raise SpecError(
+            f"{what} takes two different strata",
+            required="two different strata",
+            found=f"{strata[0]!r} twice",
+            remedy="balanced(domain, modality), or populated(image_token, over=trajectory)",
+        )
+
+
+# ---------------------------------------------------------------- chains, trees and quivers
 
 
 class NotOver(LookupError):
@@ -236,3 +386,61 @@ class Shape:
             last = next(f for f in cover if leaf in self.leaves_over(f.source))
             for way in [()] if last.source == leaf else self.covered_ways(leaf, last.source):
                 yield (*way, last)
+
+
+# ---------------------------------------------------------------- the leaf measure
+
+
+def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expression]:
+    """Returns `m` of every stratum, read at its elements. If paths disagree, it follows the first (law `coherent`).
+
+    `m` is free up to a factor per root. With one root, `m(leaf)` is the decomposition's scale if a factor can make it
+    so, and the scale disappears from the normal form. Otherwise `m(root) = 1`. With several roots, see `gauge`.
+    """
+    roots = shape.roots
+    found: dict[Stratum, Expression] = {}
+    for stratum in shape.order:
+        below = shape.below(stratum)
+        if below:
+            found[stratum] = cancel(found[below[0].target] * transform(below[0].weight, own))
+        else:
+            found[stratum] = ONE if len(roots) == 1 else gauge(shape, stratum)
+    scale = decomposition.scale
+    if len(roots) == 1 and mass not in atoms(scale):
+        factors = {cancel(scale / found[leaf]) for leaf in shape.leaves}
+        factor = factors.pop()
+        over_root = all(isinstance(a, (Count, Total)) and a.over == roots[0] for a in atoms(factor))
+        if not factors and over_root:
+            return {s: cancel(factor * m) for s, m in found.items()}
+    return found
+
+
+def own(atom: Expression) -> Expression:
+    """Simplifies a count or total over its own stratum: `proportional(count(token))` on tokens is `uniform()`."""
+    if isinstance(atom, Count) and atom.of == atom.over:
+        return ONE
+    if isinstance(atom, Total) and atom.over == atom.attribute.on:
+        return atom.attribute
+    return atom
+
+
+def gauge(shape: Shape, root: Stratum) -> Expression:
+    """Returns `m` of one of several roots: the divisor of a kernel over it, so that uniform kernels share a measure."""
+    above = shape.above(root)
+    if not above:
+        return ONE
+    _, outside = factors_over(above[0].weight, above[0].source.name)
+    return cancel(1 / outside)
+
+
+def factors_over(weight: Expression, stratum: str) -> tuple[Expression, Expression]:
+    """Splits a product into the part that varies over `stratum` and the part that is constant on its fibres."""
+    coefficient, factors = factored(weight)
+    inside = {e: p for e, p in factors.items() if any(_varies(a, stratum) for a in atoms(e))}
+    outside = {e: p for e, p in factors.items() if e not in inside}
+    return multiplied(Fraction(1), inside), multiplied(coefficient, outside)
+
+
+def _varies(atom: Expression, stratum: str) -> bool:
+    place = read_at(atom)
+    return not isinstance(atom, (Parameter, Component)) if place is None else place.name == stratum

@@ -14,9 +14,9 @@ from sympy import Dummy
 from fibration.errors import SpecError
 from fibration.language import polynomials
 from fibration.language.atoms import Attribute, Count, Total, token_log_ratio
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
 from fibration.language.operators import COMPARISONS, OPERATORS, atan, exp, sqrt, where
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
 # sqrt(-1), log(0) and 0/0 have no value, and sympy cannot compare I, zoo and nan: a symbol stands for each.

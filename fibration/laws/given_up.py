@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fibration.errors import listed, suggest
-from fibration.language.reasons import LEFT, example, key_of, names, parts
-from fibration.language.report import Verdict
+from fibration.language.report import LEFT, Verdict, example, key_of, names, parts
 from fibration.laws import topic
 from fibration.laws.catalogue import LAWS
 from fibration.laws.law import Decision, Law, refuted

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fibration import cache
-from fibration.language.fingerprint import fingerprint
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, fingerprint
 
 T = TypeVar("T")
 ROOMS = "language", "compiler", "laws"

@@ -10,8 +10,7 @@ from fibration.errors import FibrationError
 from fibration.language.declared import WORDS
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import ExpressionTooLarge
-from fibration.language.reasons import LEFT
-from fibration.language.report import Cause, Evidence, Status, Verdict
+from fibration.language.report import LEFT, Cause, Evidence, Status, Verdict
 from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.subject import Subject
 

@@ -24,14 +24,13 @@ from fibration.language.atoms import (
     residual,
     token_log_ratio,
 )
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression
 from fibration.language.fixed import with_declared
 from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Aggregate, Ordered
 from fibration.language.traversal import atoms, substitute
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, Witness

@@ -12,8 +12,8 @@ from fibration.language.expressions import Expression
 from fibration.language.fixed import with_declared
 from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.statistics import atoms_within
+from fibration.language.strata import Fibration, MarkovKernel
 from fibration.language.traversal import atoms
 
 MOST = 4  # parameters and attributes whose bounds are tried

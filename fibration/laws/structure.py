@@ -13,12 +13,11 @@ from typing import Any
 import networkx as nx
 
 from fibration.errors import an
-from fibration.language.assumptions import Balanced, balanced
 from fibration.language.atoms import BATCH, Attribute, Component, Parameter, Stratum, count
 from fibration.language.fixed import with_declared
 from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
+from fibration.language.strata import Balanced, Fibration, MarkovKernel, balanced, proportional, uniform
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Witness
 from fibration.laws.law import Decision, Law, proved, refuted

@@ -9,16 +9,14 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual, token_log_ratio
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE, Signs
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
+from fibration.language.outline import whole_batch
 from fibration.language.report import Verdict
-from fibration.language.statistics import Aggregate
-from fibration.language.strata import Shape
+from fibration.language.statistics import Aggregate, Ordered
+from fibration.language.strata import Fibration, Shape
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws import topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fibration.language.atoms import Stratum
 from fibration.language.expressions import Expression
-from fibration.language.kernels import Fibration
+from fibration.language.strata import Fibration
 
 
 class Topic(str):

@@ -1,7 +1,7 @@
 """A gate as a function of its residual alone: its other operands keep one value.
 
 The curves evaluate the compiled operator's own programs, in float64 (`compiler/interpret.py`). Slopes are those of the
-adjoint (`compiler/derivative.py`), regimes those of the metrics (`compiler/diagnostics.py`).
+adjoint (`compiler/scalars.py`), regimes those of the metrics (`compiler/diagnostics.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from fibration.compiler.diagnostics import REGIMES, UNCHANGED, regime_nodes
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Node, Scalar, const, scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import CONDITIONS, Const, Input, Key, Map, Node, Scalar, const, scalar
 from fibration.compiler.program import Program
 from fibration.language.atoms import Density, advantage
 from fibration.language.statistics import Aggregate

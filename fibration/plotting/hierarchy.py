@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.plotting.canvas import CODE, INK, PALETTE, Vector, character, plate, sheet, title
-from fibration.printing.regimes import unit
-from fibration.printing.text import shortened
+from fibration.printing.text import shortened, unit
 from fibration.rollouts.replay import Gated
 
 TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end

@@ -21,7 +21,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.plotting.canvas import INK, LEGEND, Vector, panel, plate, save, sheet, title
 from fibration.plotting.gate_curve import Curve, curves, sections
 from fibration.plotting.hierarchy import Colours, colours, hierarchy, wrapped
-from fibration.printing.regimes import CHANNELS, REGIMES, unit
+from fibration.printing.text import CHANNELS, REGIMES, unit
 from fibration.rollouts.replay import Gated
 from fibration.runtime.weights import Weights, effective
 

@@ -17,7 +17,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 from fibration.errors import SpecError
-from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import (
     SOURCE,
     Attribute,
@@ -35,13 +34,12 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
+from fibration.language.declared import LogProb, Policy
 from fibration.language.expressions import Apply, Expression, Number, write_number
-from fibration.language.kernels import proportional, uniform
 from fibration.language.objectives import constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import OPERATORS
-from fibration.language.order import ONE, Ordered
-from fibration.language.policies import LogProb, Policy
-from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.statistics import ONE, Aggregate, Ordered, atoms_within, centred, standardised
+from fibration.language.strata import proportional, uniform
 from fibration.language.traversal import atoms, transform
 from fibration.printing.layout import call, nesting, quoted
 

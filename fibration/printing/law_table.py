@@ -1,4 +1,6 @@
-"""The marks and rows of verdicts, facts and findings, and the table of the laws that hierarchies obey or give up."""
+"""The marks and rows of verdicts, facts and findings, the table of the laws that hierarchies obey or give up, and the
+parts in which two losses differ.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from fibration import laws
 from fibration.configs.findings import NOTE, ConfigReport, Finding, Severity
 from fibration.configs.options import TrainerLoss
+from fibration.errors import listed
 from fibration.escaping import markdown_text, plain_line
-from fibration.language.report import WARNING, Fact, Report, Verdict
+from fibration.language.report import WARNING, Fact, Options, Report, Verdict
 
 
 class Kind(NamedTuple):
@@ -256,3 +261,66 @@ def compared(report: Report) -> str:
     (v,) = report.verdicts
     said = f"'{report.hierarchy.name}' is {report.outcome}: {v.argument or v.counterexample or v.found}"
     return f"{MARKS[v.status].sign} {markdown_text(said)}"
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+class Parts(NamedTuple):
+    """The parts in which two losses differ. `rows`: a part, and what each side declares, with what decides it."""
+
+    names: tuple[str, str]
+    rows: list[tuple[str, list[tuple[str, str]]]]
+    said: dict[str, str]  # by titles
+    fix: str
+    wraps: bool  # whether the fix is a sentence; what is written into a config is pasted
+
+
+def parts_of(report: Report, options: tuple[Options, Options]) -> Parts | None:
+    """Returns the parts in which two losses differ, and a batch that tells them apart; None without parts.
+
+    `options`: what decides the parts of each loss that a config declares.
+    """
+    from fibration.laws.equivalent.decide import REMEDY, Comparison  # loads the proofs
+
+    (verdict,) = report.verdicts
+    if not isinstance(verdict, Comparison) or not verdict.parts:
+        return None
+    first, second = report.hierarchy.name, verdict.subject.split("'")[1]
+    rows = []
+    for part in (part for part in verdict.parts if part.differs):
+        decided = (f"[{', '.join(of[part.name])}]" if of.get(part.name) else "" for of in options)
+        declared = (text or "none" for text in part[1:])
+        rows.append((part.name.removeprefix("the "), [*zip(declared, decided, strict=True)]))
+    same = [part.name.removeprefix("the ") for part in verdict.parts if not part.differs]
+    factor = f"every coefficient is {verdict.factor} times that of {verdict.subject}, which is proved"
+    said = {
+        "the same in both": listed(same),
+        "found": "" if verdict.counterexample else verdict.found,
+        "a multiple": factor if verdict.factor else "",
+        "counterexample": str(verdict.counterexample or ""),
+    }
+    names = (first, second) if first != second else ("the first", "the second")
+    said = {title: text for title, text in said.items() if text}
+    return Parts(names, rows, said, verdict.remedy, verdict.remedy == REMEDY)
+
+
+def parts_table(report: Report, options: tuple[Options, Options]) -> RenderableType | None:
+    """Returns `parts_of` as text, the two losses beside each other."""
+    found = parts_of(report, options)
+    if found is None:
+        return None
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for width in (dict(no_wrap=True), dict(ratio=1), dict(ratio=1)):
+        grid.add_column(overflow="fold", **width)  # type: ignore[arg-type]
+    grid.add_row("", *(Text(name, "bold") for name in found.names))
+    shown = KINDS[report.verdicts[0].status]
+    for name, sides in found.rows:
+        texts = (Text(text).append(f"\n{decided}" * bool(decided), "dim") for text, decided in sides)
+        grid.add_row(Text.assemble((f"{shown.sign} ", shown.style), name), *texts)
+    lines: list[RenderableType] = [Text(), grid] if found.rows else []
+    lines += [Text(), *(Text.assemble((f"{title}: ", "bold"), text) for title, text in found.said.items())]
+    fix = Text.assemble(
+        ("fix: ", "bold"), found.fix, no_wrap=not found.wraps, overflow="fold" if found.wraps else "ignore"
+    )
+    return Group(*lines, fix)

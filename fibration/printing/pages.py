@@ -12,12 +12,10 @@ from html import escape
 from fibration.configs.findings import Finding
 from fibration.errors import FibrationError
 from fibration.escaping import escaped
-from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Report
+from fibration.language.report import Options, Report
 from fibration.printing import law_table
-from fibration.printing.latex import rows_of
-from fibration.printing.mathml import mathml
+from fibration.printing.latex import mathml, rows_of
 from fibration.printing.text import text
 
 FOLDED = (law_table.KINDS["proved"], law_table.KINDS["follows"], law_table.NOTES)  # rows whose reasons a click shows
@@ -140,7 +138,7 @@ def comparison(r: Report, options: tuple[Options, Options] = ({}, {}), beside: I
 
     `beside`: what the trainers of configs do around the losses.
     """
-    from fibration.printing.compared import parts_of  # loads the proofs
+    from fibration.printing.law_table import parts_of  # loads the proofs
 
     outcome, style = law_table.outcome_of(r)
     title = f"<h2>{_text(r.hierarchy.name)} is {_coloured(outcome, style)}</h2>"

@@ -6,18 +6,15 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum
+from fibration.language.declared import Policy
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
-from fibration.language.grammar import Invocation, arguments, read
+from fibration.language.grammar import CONSTRUCTORS, Invocation, Written, arguments, read
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel
-from fibration.language.objectives import Objective
-from fibration.language.penalties import Penalty
-from fibration.language.places import whole_batch
-from fibration.language.policies import Policy
-from fibration.language.registry import CONSTRUCTORS, Written
+from fibration.language.objectives import Objective, Penalty
+from fibration.language.outline import whole_batch
+from fibration.language.strata import Assumption, Balanced, Fibration, MarkovKernel
 from fibration.printing.formulas import STANDARD, Formulas, Object, Variables, number, with_strata
 from fibration.printing.layout import WIDTH, assignment, call, laid, quoted
 

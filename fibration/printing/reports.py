@@ -17,11 +17,9 @@ from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.escaping import one_line, visible
-from fibration.language.apart import each
-from fibration.language.comparable import Options
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
-from fibration.language.report import BUDGET, Fact, Report
+from fibration.language.loading import IsFunction, as_in_file, each, load_all, spec_files, split, variables_of
+from fibration.language.report import BUDGET, Fact, Options, Report
 from fibration.laws.budget import Budget
 from fibration.printing import law_table
 
@@ -212,7 +210,7 @@ def compact(reports: Sequence[Report]) -> RenderableType:
 
 def _compared(outcome: Outcome) -> RenderableType:
     """Returns the parts in which two losses differ; the argument alone if they are the same, or one is beside all."""
-    from fibration.printing.compared import parts_table  # loads the proofs
+    from fibration.printing.law_table import parts_table  # loads the proofs
 
     assert outcome.report is not None
     parts = parts_table(outcome.report, outcome.options)

@@ -1,4 +1,4 @@
-"""A hierarchy as text and as a mermaid flowchart.
+"""A hierarchy as text and as a mermaid flowchart, and the regimes of gates, as tables and pictures show them.
 
 The laws need not hold: a refused hierarchy can be shown, even one with a cycle.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from fibration.errors import listed
-from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import Stratum, pull
-from fibration.language.cancel import cancel
+from fibration.language.expressions import Expression
+from fibration.language.gates import Decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration
-from fibration.language.objectives import Objective
-from fibration.language.penalties import Penalty
-from fibration.language.traversal import atoms
+from fibration.language.objectives import Objective, Penalty
+from fibration.language.strata import Assumption, Balanced, Fibration
+from fibration.language.traversal import atoms, cancel
 
 # ---------------------------------------------------------------- text
 
@@ -202,3 +202,47 @@ def shortened(name: str, most: int) -> str:
     """Returns a name in at most `most` characters. Many names begin alike, so the middle is left out."""
     end = (most - 1) // 2
     return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"
+
+
+# ---------------------------------------------------------------- regimes of gates
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The look of a regime in tables and pictures. The colours are safe for colour-blind readers."""
+
+    title: str
+    meaning: str
+    colour: str
+    style: str  # in a terminal
+
+
+REGIMES: Mapping[str, Regime] = {
+    "passed": Regime("passed", "unchanged, within the budget", "#009E73", "green"),
+    "rolled_back": Regime("rolled back", "past the budget, pulled back towards 0", "#E69F00", "yellow"),
+    "zeroed": Regime("zeroed", "removed", "#D55E00", "red"),
+    "limited": Regime("limited", "held at the bound", "#0072B2", "blue"),
+    "attenuated": Regime("attenuated", "shrunk", "#CC79A7", "magenta"),
+}
+
+
+CHANNELS = {"": "", "+": "+", "-": "−"}
+
+UNITS = (("nats", signed_log_ratio), ("nats", log_ratio), ("r − 1", ratio_deviation))
+
+
+def unit(hierarchy: Hierarchy) -> str:
+    """Returns the unit of the drift of a verified hierarchy.
+
+    Residuals are means of the coordinate only if the decomposition's scale is the measure that the kernels spread.
+    Otherwise they are densities, in "units of F".
+    """
+    d = hierarchy.decomposition
+    if any(hierarchy.masses[s] != cancel(hierarchy.with_mass(d.scale, s)) for s in hierarchy.leaves):
+        return "units of F"
+    densities = _densities(d)
+    return next((name for name, make in UNITS if _densities(make(d.scale)) == densities), "units of F")
+
+
+def _densities(decomposition: Decomposition) -> list[tuple[str, Expression]]:
+    return [(channel, cancel(density)) for channel, density in decomposition.densities]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fibration.errors import RolloutsError, SpecError, shown
 from fibration.language import keywords
-from fibration.language.policies import Policy
+from fibration.language.declared import Policy
 from fibration.rollouts.labels import NONE
 from fibration.rollouts.layout import POSITIVE
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import Input, Matrix, part
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Matrix, part
 from fibration.errors import RolloutsError, listed
 from fibration.language.atoms import BATCH, Attribute, advantage, pull
+from fibration.language.declared import OLD
 from fibration.language.hierarchy import Hierarchy, adds_up_tokens
-from fibration.language.policies import OLD
 from fibration.language.statistics import atoms_within
 from fibration.rollouts.file import Rollouts
 from fibration.rollouts.labels import NONE

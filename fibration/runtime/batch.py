@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, TOKENS, token_tensor
-from fibration.compiler.ir import Input, Matrix
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Matrix
 from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
 from fibration.runtime.index.elements import Elements

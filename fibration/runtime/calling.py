@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_each, tensor_of
-from fibration.compiler.ir import Const, Input, Node
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Input, Key, Node
 from fibration.compiler.plan import Plan
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Outputs, Places, given_of, tensors_of
 

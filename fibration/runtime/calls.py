@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import TOKENS, token_tensor
-from fibration.compiler.dead import DeadIf
-from fibration.compiler.ir import BATCH
-from fibration.compiler.keys import Key
+from fibration.compiler.coupling import DeadIf
+from fibration.compiler.ir import BATCH, Key
 from fibration.compiler.program import PER_TOKEN, Program
 from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Key
 from fibration.runtime import devices
 from fibration.runtime.batch import Outputs
 from fibration.runtime.graphs import differentiated_again

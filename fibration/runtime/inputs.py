@@ -11,12 +11,11 @@ from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, token_tensor
 from fibration.compiler.coupling import FROZEN
-from fibration.compiler.ir import Input, Matrix
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Matrix
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.hierarchy import Hierarchy, adds_up_tokens
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import atoms_within
 from fibration.runtime.batch import Batch
 from fibration.runtime.given import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fibration.compiler.dead import Advantages, DeadIf
+from fibration.compiler.coupling import Advantages, DeadIf
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import is_beyond_rows
+from fibration.language.outline import is_beyond_rows
 from fibration.runtime.given import at_tokens
 from fibration.runtime.index.index import Index
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fibration.cache import Recent
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Key
 from fibration.compiler.program import Program
 from fibration.errors import BatchError
 from fibration.language.atoms import BATCH

@@ -9,9 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fibration.compiler.diagnostics import REGIMES, levels, read_at, report_of
-from fibration.compiler.keys import Key
-from fibration.compiler.pulls import has_pulls
+from fibration.compiler.diagnostics import REGIMES, has_pulls, levels, read_at, report_of
+from fibration.compiler.ir import Key
 from fibration.errors import BatchError, an, shown, suggest
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy

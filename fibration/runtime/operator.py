@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.compiler.coupling import UNCOUPLED, Coupling, coupling
-from fibration.compiler.dead import DeadIf, dead_if
+from fibration.compiler.coupling import UNCOUPLED, Coupling, DeadIf, coupling, dead_if
 from fibration.compiler.diagnostics import levels
-from fibration.compiler.ir import Input, Matrix
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Matrix
 from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fibration.compiler.arguments import TOKENS
-from fibration.compiler.ir import Input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key
 from fibration.runtime import devices
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, given_of, tensors_of
 from fibration.runtime.given import at_elements

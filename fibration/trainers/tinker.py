@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fibration.errors import TrainerError, listed
+from fibration.language.declared import OLD
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.policies import OLD
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, check_mapping
 from fibration.trainers.window import Alone, named

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fibration.errors import BatchError, TrainerError, an, listed, shown
+from fibration.language.declared import OLD
 from fibration.language.expressions import Number
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
 from fibration.runtime.measured import Measured

@@ -31,7 +31,7 @@ from support import OF_EVERY_KIND, spec, spread_batch, token
 from thorough import ALL
 
 from fibration import Fibration, FibrationError, Hierarchy, Stratum, identity_gate, log_ratio, trajectory_mean, uniform
-from fibration.language.registry import CONSTRUCTORS
+from fibration.language.grammar import CONSTRUCTORS
 
 CHAINS = 100
 LABELLED = ("apc_obj", "fiberpo_crossed", "fiberpo_experts", "fiberpo_modal")  # batches of their own: test_shipped.py

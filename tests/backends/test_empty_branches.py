@@ -24,8 +24,8 @@ from fibration import (
     total,
     where,
 )
+from fibration.language.declared import policies
 from fibration.language.expressions import as_expression
-from fibration.language.policies import policies
 
 here = pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
 old, current = policies("old current")

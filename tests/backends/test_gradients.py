@@ -43,7 +43,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.language.registry import CONSTRUCTORS, construct
+from fibration.language.grammar import CONSTRUCTORS, construct
 
 # ---------------------------------------------------------------- every registered gate, in a small hierarchy
 

@@ -48,8 +48,7 @@ from fibration import (
     where,
 )
 from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import BATCH, Const, Node, Scan, part, token_input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Key, Node, Scan, part, token_input
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
 from fibration.runtime.batch import Batch

@@ -20,6 +20,7 @@ from fibration import Hierarchy, pipeline
 from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import (
     Const,
+    Key,
     Map,
     Node,
     Pull,
@@ -31,7 +32,6 @@ from fibration.compiler.ir import (
     scalar,
     token_input,
 )
-from fibration.compiler.keys import Key
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
 from fibration.runtime.batch import Batch

@@ -46,7 +46,7 @@ from thorough import ALL, some
 from fibration import Fibration, Hierarchy, count, log_ratio, proportional, uniform
 from fibration.language.atoms import Density
 from fibration.language.gates import Gate
-from fibration.language.registry import CONSTRUCTORS
+from fibration.language.grammar import CONSTRUCTORS
 from fibration.language.traversal import atoms
 from fibration.runtime.metrics import Mean
 

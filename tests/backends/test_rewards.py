@@ -13,10 +13,9 @@ from support import operator, packed, padded, programs, spread_batch
 from thorough import ALL
 
 from fibration import pipeline as compiling
-from fibration.language.advantages import centred
 from fibration.language.atoms import reward
 from fibration.language.hierarchy import adds_up_tokens
-from fibration.language.order import after
+from fibration.language.statistics import after, centred
 
 
 def batch_of(seed=0):

@@ -24,8 +24,7 @@ from fibration import (
 )
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.interpret import Sizes
-from fibration.compiler.ir import Const, Detach, Input, Map, Pull, Push, Scan, arg, scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Detach, Input, Key, Map, Pull, Push, Scan, arg, scalar
 from fibration.compiler.lower import lower
 from fibration.compiler.program import Program
 from fibration.errors import IRError

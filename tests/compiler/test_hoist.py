@@ -9,11 +9,9 @@ from oracles.programs import program, run, x, y, z
 from support import SPECS, operator, programs, spec
 
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.hoist import UNLESS, hoist, subtracted
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import BATCH, Const, Input, Map, Pull, Push, arg, const, count_input, scalar
-from fibration.compiler.keys import Key
-from fibration.compiler.optimise import optimise
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Pull, Push, arg, const, count_input, scalar
+from fibration.compiler.optimise import UNLESS, hoist, optimise, subtracted
 from fibration.compiler.plan import Pass
 from fibration.compiler.program import Program
 

@@ -15,6 +15,7 @@ from fibration.compiler.ir import (
     Const,
     Detach,
     Input,
+    Key,
     Map,
     Pull,
     Push,
@@ -24,7 +25,6 @@ from fibration.compiler.ir import (
     const,
     scalar,
 )
-from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
 from fibration.compiler.program import Program
 from fibration.errors import IRError

@@ -31,8 +31,7 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.compiler.ir import Push
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Key, Push
 from fibration.compiler.lower import lower
 from fibration.language.expressions import as_expression
 

@@ -14,8 +14,7 @@ from thorough import examples
 
 from fibration import Gate, exp, identity_gate, log, residual, sqrt, where
 from fibration.compiler.interpret import MEANING
-from fibration.compiler.ir import Const, Map, Push, Scan, arg, const, count_input, scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Key, Map, Push, Scan, arg, const, count_input, scalar
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify

@@ -19,8 +19,7 @@ from thorough import ALL, examples, some
 from fibration import pipeline
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.interpret import Sizes, interpret, value_of
-from fibration.compiler.ir import Const, Input, Map, Push, arg, const, scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Input, Key, Map, Push, arg, const, scalar
 from fibration.compiler.plan import Coarse, Collective, Spread, Sweep
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify

@@ -8,8 +8,7 @@ from oracles.programs import program, run, x, y
 from support import spec
 
 from fibration.backends.c import emit
-from fibration.compiler.ir import BATCH, Const, Map, Pull, Quantile, Scalar, arg, const, scalar
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Key, Map, Pull, Quantile, Scalar, arg, const, scalar
 from fibration.compiler.reuse import read_quantile_values
 from fibration.language.atoms import Stratum, token_log_ratio
 from fibration.language.operators import absolute

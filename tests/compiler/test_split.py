@@ -25,8 +25,7 @@ from fibration import (
 from fibration import pipeline as compiling
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import Input, Map
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Map
 from fibration.compiler.split import LIMIT, SUFFIX, Licence, split
 from fibration.language.atoms import mass
 from fibration.pipeline import bounded, generate, plan

@@ -26,7 +26,7 @@ from hierarchies.every import MODULES, hierarchies_of
 
 from fibration import Hierarchy, equivalent, load
 from fibration.errors import FibrationError
-from fibration.language.fingerprint import fingerprint
+from fibration.language.hierarchy import fingerprint
 from fibration.language.loading import shipped
 from fibration.language.report import Verdict
 

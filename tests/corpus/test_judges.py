@@ -11,7 +11,7 @@ from hierarchies.every import FAMILIES, hierarchies_in
 from thorough import some
 
 from corpus.record import FILES, keys
-from fibration.language.fingerprint import fingerprint
+from fibration.language.hierarchy import fingerprint
 
 # `crash` asks for a whole report, as the records do; pairs are pairs; `bounds` reads the formulas that it draws
 BESIDE = ("crash", "crash of a pair", "equivalent", "bounds")

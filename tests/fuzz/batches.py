@@ -9,11 +9,10 @@ from fractions import Fraction
 from typing import Any
 
 from fibration import Hierarchy
-from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import BATCH, Attribute, Parameter, Reading, Stratum
 from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.order import Ordered
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, Ordered, within
+from fibration.language.strata import Assumption, Balanced
 from fibration.language.traversal import atoms
 from fuzz.world import Batch, World
 

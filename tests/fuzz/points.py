@@ -11,7 +11,7 @@ import support
 
 from fibration import Hierarchy
 from fibration.language.atoms import Component
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
 from fuzz.world import Batch, World

@@ -69,7 +69,7 @@ from fibration import (
 from fibration.errors import FibrationError
 from fibration.language.atoms import Stratum
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.strata import Shape
 from fuzz.generate import (
     PARAMETERS,

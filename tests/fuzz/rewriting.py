@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 from fibration import exp, log, log_prob, total, where
 from fibration.language.atoms import Count, Stratum, token_log_ratio
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.operators import OPERATORS, Sugar
-from fibration.language.order import Ordered
-from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
+from fibration.language.statistics import Aggregate, Ordered
 from fibration.language.traversal import atoms
 from fuzz.generate import Formulas, batch, current, old, parts, replaced, trajectory
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from fibration import Hierarchy, Stratum
-from fibration.language.policies import CURRENT, OLD
+from fibration.language.declared import CURRENT, OLD
 from fuzz.dual_numbers import Numbers, value_of
 from fuzz.world import Batch, World
 

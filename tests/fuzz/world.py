@@ -27,11 +27,10 @@ from fibration.language.atoms import (
     Total,
     in_channel,
 )
+from fibration.language.declared import CURRENT, LogProb, Policy
 from fibration.language.expressions import Expression
 from fibration.language.objectives import LEAF, Objective
-from fibration.language.order import Ordered
-from fibration.language.policies import CURRENT, LogProb, Policy
-from fibration.language.statistics import Aggregate
+from fibration.language.statistics import Aggregate, Ordered
 from fuzz.dual_numbers import (
     Dual,
     Illegal,

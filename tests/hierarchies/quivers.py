@@ -30,10 +30,10 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.language.assumptions import balanced, populated
 from fibration.language.atoms import Stratum, mass
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.report import Verdict
+from fibration.language.strata import balanced, populated
 from fibration.laws import LAWS
 from fibration.laws.subject import Subject
 

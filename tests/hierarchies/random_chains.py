@@ -56,9 +56,9 @@ from fibration import (
 )
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.places import home
-from fibration.language.reasons import key_of
-from fibration.language.registry import CONSTRUCTORS, construct
+from fibration.language.grammar import CONSTRUCTORS, construct
+from fibration.language.outline import home
+from fibration.language.report import key_of
 from fibration.language.traversal import atoms
 
 T = TypeVar("T")

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from support import operator, prompt_group, raw_programs, spec, token, trajectory
 
 from fibration import Attribute, Gate, Parameter, aggregate_gate, count, exp, minimum, residual, total, where
-from fibration.compiler.ir import Input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key
 from fibration.compiler.lower import lower
-from fibration.language.cancel import cancel, factors_over
 from fibration.language.exact import NoValue
 from fibration.language.expressions import apply, as_expression
-from fibration.language.traversal import evaluate
+from fibration.language.strata import factors_over
+from fibration.language.traversal import cancel, evaluate
 
 M, T = count(trajectory), count(token)
 C, k, eps = (Parameter(n, default=0.5) for n in ("C", "k", "eps"))

@@ -35,9 +35,8 @@ from fibration import (
     uniform,
     where,
 )
-from fibration.language import read_document
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.fingerprint import fingerprint
+from fibration.language.hierarchy import fingerprint
 from fibration.printing.text import text as shown
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
@@ -352,7 +351,7 @@ def test_json_that_cannot_be_read_is_refused(text, parts):
 
 def test_a_document_with_many_unknown_fields_is_refused_with_little_work(monkeypatch):
     calls = []
-    monkeypatch.setattr(read_document, "suggest", lambda word, known: calls.append(word) or "")
+    monkeypatch.setattr("fibration.language.document.suggest", lambda word, known: calls.append(word) or "")
     unknown = {f"key{'x' * 500}{i}": i for i in range(3_000)}
     for fields in ({**document(), **unknown}, unknown, document(assume=[unknown])):
         with pytest.raises(SpecError, match=r"unknown field|'assume.0'") as error:

@@ -27,9 +27,8 @@ from fibration import (
 )
 from fibration.language.atoms import SOURCE, TARGET
 from fibration.language.expressions import apply, as_expression
-from fibration.language.grammar import parse
+from fibration.language.grammar import CONSTRUCTORS, construct, parse
 from fibration.language.operators import OPERATORS
-from fibration.language.registry import CONSTRUCTORS, construct
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
 epsilon = Parameter("epsilon", default=0.05, upper=1)

@@ -32,7 +32,7 @@ from fibration import (
     where,
 )
 from fibration.language.expressions import as_expression
-from fibration.language.limits import Here, Unbounded, at_infinity
+from fibration.language.fixed import Here, Unbounded, at_infinity
 
 C = Parameter("C")
 (old,) = policies("old")

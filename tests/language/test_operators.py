@@ -22,9 +22,9 @@ from fibration.backends.bodies import Language
 from fibration.backends.c import language as c
 from fibration.backends.torch import emit as torch_emit
 from fibration.backends.triton import language as triton
-from fibration.compiler.derivative import derivative
 from fibration.compiler.interpret import MEANING, compute
 from fibration.compiler.ir import arg, scalar
+from fibration.compiler.scalars import derivative
 from fibration.errors import BackendError, SpecError
 from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue

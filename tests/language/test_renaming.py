@@ -7,8 +7,7 @@ import pytest
 from fibration import Hierarchy, Parameter, SpecError, count, load, strata
 from fibration.language.fixed import with_parameters
 from fibration.language.loading import shipped
-from fibration.language.renaming import renamed
-from fibration.language.roles import declared_names
+from fibration.language.roles import declared_names, renamed
 
 OTHER = {"token": "tok", "trajectory": "response", "epsilon_low": "a", "epsilon_high": "b", "reference": "ref"}
 

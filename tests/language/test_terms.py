@@ -55,10 +55,10 @@ from fibration import (
 )
 from fibration.language.atoms import ROWS
 from fibration.language.expressions import as_expression
-from fibration.language.fingerprint import fingerprint
-from fibration.language.limits import Here, Unbounded, at_infinity
+from fibration.language.fixed import Here, Unbounded, at_infinity
+from fibration.language.hierarchy import fingerprint
 from fibration.language.pairs import pair
-from fibration.language.stops import ORDER, SUMS
+from fibration.language.token_formulas import ORDER, SUMS
 
 turn, prompt_group, domain, batch, image = strata("turn prompt_group domain batch image")
 current, old, reference, curent = policies("current old reference curent")

@@ -53,10 +53,9 @@ from fibration import (
 )
 from fibration.language.atoms import in_channel
 from fibration.language.expressions import as_expression
-from fibration.language.fingerprint import fingerprint
-from fibration.language.hierarchy import gates
-from fibration.language.limits import Here, at_infinity
-from fibration.language.places import home
+from fibration.language.fixed import Here, at_infinity
+from fibration.language.hierarchy import fingerprint, gates
+from fibration.language.outline import home
 from fibration.language.statistics import Aggregate, rewritten, within
 from fibration.language.traversal import atoms, evaluate, substitute
 

@@ -45,7 +45,7 @@ from fibration import (
     token_mean,
     where,
 )
-from fibration.language.assumptions import populated
+from fibration.language.strata import populated
 from fibration.laws.verify import decide
 
 

@@ -31,9 +31,9 @@ from fibration import (
     total,
     where,
 )
-from fibration.language.assumptions import populated
+from fibration.language.declared import policies
 from fibration.language.expressions import as_expression
-from fibration.language.policies import policies
+from fibration.language.strata import populated
 
 old, current, rollout = policies("old current rollout")
 JOINT = 1 / (count(text, over=trajectory) + count(image, over=trajectory))

@@ -49,7 +49,7 @@ from fibration import (
     some as any_of,
 )
 from fibration.language.exact import NoValue
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.values import duals

@@ -67,8 +67,7 @@ from fibration import (
 from fibration.language.atoms import Reading
 from fibration.language.conditions import condition
 from fibration.language.expressions import as_expression
-from fibration.language.fixed import with_declared
-from fibration.language.limits import Here, at_infinity
+from fibration.language.fixed import Here, at_infinity, with_declared
 from fibration.language.pairs import pair
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar

@@ -30,8 +30,7 @@ from fibration import (
 )
 from fibration.language.loading import shipped
 from fibration.language.pairs import pair
-from fibration.language.renaming import renamed
-from fibration.language.roles import contradict, match_names, match_parameters
+from fibration.language.roles import contradict, match_names, match_parameters, renamed
 
 SHIPPED = [n for n in shipped() if load(n).parameters]
 

@@ -22,7 +22,7 @@ from fibration import (
     total,
     where,
 )
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.values.duals import LogOf, log_of, value_of, without_slopes

@@ -34,7 +34,7 @@ from fibration import (
     where,
 )
 from fibration.language.loading import shipped
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.facts.weight_sums import weight
 
 token, trajectory, prompt_group, domain, batch = strata("token trajectory prompt_group domain batch")

@@ -37,8 +37,7 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.language.reasons import LEFT
-from fibration.language.report import Verdict
+from fibration.language.report import LEFT, Verdict
 from fibration.laws import LAWS
 from fibration.laws.subject import Subject
 

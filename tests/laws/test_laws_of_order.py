@@ -33,7 +33,7 @@ from fibration import (
     token_mean,
     total,
 )
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
 

@@ -34,7 +34,7 @@ from fibration import (
 )
 from fibration.language.loading import shipped
 from fibration.language.pairs import pair
-from fibration.language.renaming import renamed
+from fibration.language.roles import renamed
 from fibration.laws import budget
 from fibration.laws.equivalent import neighbours as module
 from fibration.laws.equivalent.decide import equivalent

@@ -34,8 +34,8 @@ from fibration import (
     trajectory_mean,
     where,
 )
-from fibration.language.assumptions import populated
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
+from fibration.language.strata import populated
 from fibration.laws import LAWS
 from fibration.laws.subject import Subject
 

@@ -5,7 +5,7 @@ from hierarchies import quivers
 from hierarchies.quivers import batch, expert, group, image, make, text, trajectory, turn
 
 from fibration import count, uniform
-from fibration.language.assumptions import populated
+from fibration.language.strata import populated
 from fibration.language.sympy_bridge import symbol
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import small

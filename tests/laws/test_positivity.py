@@ -22,7 +22,7 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import gated, mass
-from fibration.language.decompositions import decomposition
+from fibration.language.gates import decomposition
 
 
 @pytest.mark.thorough

@@ -31,7 +31,7 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import apply
 from fibration.language.hierarchy import gates
 from fibration.language.operators import OPERATORS, Primitive
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.batches import first_update
 from fibration.laws.batches.search import concretes
 from fibration.laws.gates import recovery

@@ -9,9 +9,8 @@ import sympy
 from hierarchies.quivers import group, image, make, text, trajectory, turn
 
 from fibration import Attribute, Parameter, count, density, residual, strata, total, uniform
-from fibration.language.assumptions import populated
 from fibration.language.operators import ANY
-from fibration.language.strata import Shape
+from fibration.language.strata import Shape, populated
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import small

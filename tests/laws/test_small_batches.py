@@ -8,7 +8,7 @@ from hierarchies import quivers
 from hierarchies.quivers import CROSS, DM, SHORT, TREE, batch, domain, image, make, modality, token, trajectory
 
 from fibration import Attribute, Gate, residual, uniform
-from fibration.language.assumptions import populated
+from fibration.language.strata import populated
 from fibration.laws.batches.caps import Caps
 from fibration.laws.batches.concrete import Concrete, is_balanced
 from fibration.laws.batches.search import concretes

@@ -41,8 +41,8 @@ from fibration import (
 )
 from fibration.cache import NOTES, Recent
 from fibration.language.atoms import Parameter
-from fibration.language.decompositions import log_ratio
 from fibration.language.exact import transcendental
+from fibration.language.gates import log_ratio
 from fibration.language.sympy_bridge import cancelled
 from fibration.laws import LAWS, budget, catalogue, kept
 from fibration.laws import verify as module

@@ -23,11 +23,11 @@ from thorough import some
 import fibration
 from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
 from fibration.language.atoms import Parameter
-from fibration.language.decompositions import log_ratio
-from fibration.language.fingerprint import fingerprint
-from fibration.language.kernels import MarkovKernel, proportional
-from fibration.language.registry import CONSTRUCTORS, constructor
+from fibration.language.gates import log_ratio
+from fibration.language.grammar import CONSTRUCTORS, constructor
+from fibration.language.hierarchy import fingerprint
 from fibration.language.report import Report
+from fibration.language.strata import MarkovKernel, proportional
 from fibration.laws import LAWS, catalogue, kept
 from fibration.laws import verify as module
 from fibration.laws.batches.concrete import Witness

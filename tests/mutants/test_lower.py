@@ -16,9 +16,7 @@ from support import spec
 
 from fibration import pipeline
 from fibration.compiler.ir import Const, Detach, binary
-from fibration.compiler.lower import _Lowering
-from fibration.compiler.penalties import Penalties
-from fibration.compiler.terms import Terms
+from fibration.compiler.lower import Penalties, Terms, _Lowering
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
 

@@ -20,8 +20,7 @@ from thorough import some
 
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import Node
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Key, Node
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.pipeline import Artifact, load, spread_of

@@ -26,8 +26,7 @@ from thorough import ALL
 from fibration import Hierarchy
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import BATCH, Const, Input, Matrix
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key, Matrix
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program

@@ -23,8 +23,7 @@ from torch import Tensor
 from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
 from fibration.compiler.interpret import MEANING, Sizes, interpret, quantiles, scan
-from fibration.compiler.ir import Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Input, Key, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.program import Program
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS

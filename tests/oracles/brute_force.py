@@ -29,8 +29,7 @@ from fibration import (
 )
 from fibration.language.atoms import Component, Count, Density, Stratum, Total, in_channel
 from fibration.language.expressions import Expression
-from fibration.language.reasons import LEFT
-from fibration.language.report import Verdict
+from fibration.language.report import LEFT, Verdict
 from fibration.language.traversal import atoms
 from oracles.definition import (
     NO_VALUE,

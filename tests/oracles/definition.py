@@ -23,7 +23,6 @@ import mpmath
 import numpy as np
 
 from fibration import Hierarchy, Parameter
-from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
     BATCH,
     Attribute,
@@ -39,6 +38,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.statistics import Aggregate
+from fibration.language.strata import Balanced
 
 F = Fraction
 ZERO = F(0)

@@ -13,7 +13,7 @@ from hierarchies.random_quivers import batch_for
 from support import Batch, Layout
 
 from fibration import Hierarchy
-from fibration.language.decompositions import CHANNEL_WORD
+from fibration.language.gates import CHANNEL_WORD
 from oracles.backend_cases import F64, Bounded, Case, Truth, case
 from oracles.matrices import Dense, dense
 

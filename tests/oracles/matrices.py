@@ -38,10 +38,9 @@ from fibration.language.atoms import (
     mass,
     pull,
 )
+from fibration.language.declared import LogProb, Policy
 from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.objectives import Objective
-from fibration.language.penalties import Penalty
-from fibration.language.policies import LogProb, Policy
+from fibration.language.objectives import Objective, Penalty
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from fibration.compiler.interpret import Sizes, Vector, value_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Matrix, Mix, Node, Pull, Push
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Matrix, Mix, Node, Pull, Push
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan, Sweep
 from fibration.runtime.index.index import Index
 

@@ -4,8 +4,7 @@ import numpy as np
 
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.interpret import Sizes
-from fibration.compiler.ir import Const, Input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Const, Input, Key
 from fibration.compiler.program import Program
 from oracles.interpreter import interpreted
 

@@ -20,8 +20,8 @@ from fuzz.witnesses import world_of
 from hierarchies import quivers
 from hierarchies.quivers import MINE, mine
 
-from fibration.language.assumptions import Balanced
 from fibration.language.report import Verdict
+from fibration.language.strata import Balanced
 from oracles.counterexample_json import from_json
 
 RIGHT, WRONG = quivers.right(), quivers.wrong()

@@ -31,7 +31,7 @@ from fibration.plotting.gate_curve import sections
 from fibration.plotting.hierarchy import colours, hierarchy, net, wrapped
 from fibration.plotting.hierarchy import drift as drift_of
 from fibration.plotting.recorded_batch import ratios, regimes
-from fibration.printing.regimes import REGIMES
+from fibration.printing.text import REGIMES
 from fibration.rollouts import replay as recorded_module
 from fibration.rollouts.file import Labels, Rollouts, save_rollouts
 from fibration.rollouts.replay import Gated, build_index, disagreement, gate

@@ -24,8 +24,7 @@ from fibration.language.expressions import Apply
 from fibration.language.loading import shipped
 from fibration.language.operators import OPERATORS
 from fibration.printing import pages
-from fibration.printing.latex import latex, rows_of, tex
-from fibration.printing.mathml import mathml
+from fibration.printing.latex import latex, mathml, rows_of, tex
 from fibration.printing.text import text
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"

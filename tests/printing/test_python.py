@@ -46,9 +46,9 @@ from fibration import (
 )
 from fibration.cli.main import app
 from fibration.cli.project import init
-from fibration.language.fingerprint import fingerprint
+from fibration.language.grammar import CONSTRUCTORS, constructor
+from fibration.language.hierarchy import fingerprint
 from fibration.language.loading import load_all, shipped, shipped_file
-from fibration.language.registry import CONSTRUCTORS, constructor
 from fibration.pipeline import generate
 from fibration.printing.layout import WIDTH, laid, quoted
 from fibration.printing.python import python

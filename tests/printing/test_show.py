@@ -68,8 +68,7 @@ from fibration.cli.main import app
 from fibration.language.expressions import Expression
 from fibration.printing.latex import latex, tex
 from fibration.printing.layout import folded, wrapped
-from fibration.printing.regimes import unit
-from fibration.printing.text import mermaid, text
+from fibration.printing.text import mermaid, text, unit
 
 token, image, turn, end = strata("token image turn end_of_all")
 weight = Attribute("weight", on=token)

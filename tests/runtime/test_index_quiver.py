@@ -25,8 +25,7 @@ from support import refuses
 
 from fibration import Attribute, BatchError, HierarchyIndexError, proportional, total, uniform
 from fibration.compiler.arguments import TOKENS
-from fibration.compiler.ir import Input, Matrix, token_input
-from fibration.compiler.keys import Key
+from fibration.compiler.ir import Input, Key, Matrix, token_input
 from fibration.compiler.program import Program
 from fibration.runtime.batch import Batch, inputs_of
 from fibration.runtime.inputs import make_batch

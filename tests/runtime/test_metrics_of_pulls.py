@@ -13,7 +13,7 @@ from oracles.pulls_of_levels import squares
 from support import Batch, operator, packed, prompt_group, random_hierarchy, spec, token, trajectory
 
 from fibration import Fibration, Hierarchy, Parameter, clip_gate, ratio_deviation, trajectory_mean, uniform
-from fibration.compiler.pulls import has_pulls
+from fibration.compiler.diagnostics import has_pulls
 from fibration.language.atoms import Component, mass
 from fibration.language.loading import shipped
 

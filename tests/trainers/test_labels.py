@@ -5,7 +5,7 @@ import support
 import torch
 
 from fibration import TrainerError, token_mean
-from fibration.language.order import before
+from fibration.language.statistics import before
 from fibration.trainers.labels import as_label, as_operator, sources, wanted
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}

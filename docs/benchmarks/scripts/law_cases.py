@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from fibration.language.assumptions import balanced
 from fibration.language.atoms import BATCH, Parameter, Stratum, count, mass, residual
-from fibration.language.decompositions import log_ratio, signed_log_ratio
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate, clip_gate
+from fibration.language.gates import Gate, clip_gate, log_ratio, signed_log_ratio
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
 from fibration.language.objectives import trajectory_mean
 from fibration.language.operators import tanh, where
+from fibration.language.strata import Fibration, MarkovKernel, balanced, proportional, uniform
 
 
 def _strata(n: int, name: str = "s") -> list[Stratum]:

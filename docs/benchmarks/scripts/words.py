@@ -24,15 +24,13 @@ from fibration.bench.batches import DTYPES, Shape, make_batch, parse_count
 from fibration.bench.command import number
 from fibration.bench.measure import Times, describe_machine, interleave, record, seconds, start
 from fibration.files import write_file
-from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import BATCH, Stratum, reward, token_log_ratio
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import absolute, exp, minimum
-from fibration.language.order import after, before, position
-from fibration.language.policies import log_prob, policies
-from fibration.language.reasons import key_of
-from fibration.language.statistics import mean, quantile
+from fibration.language.report import key_of
+from fibration.language.statistics import after, before, centred, mean, position, quantile, standardised
 from fibration.printing.reports import load_quietly
 
 PLAIN = "without"

@@ -37,11 +37,10 @@ from fibration.configs.verl.options import (
     options_of,
 )
 from fibration.language.atoms import count, token_log_ratio
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression
-from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
+from fibration.language.objectives import Objective, Penalty, constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import where
-from fibration.language.penalties import Penalty
-from fibration.language.policies import log_prob, policies
 
 __all__ = ["hierarchy_of"]
 

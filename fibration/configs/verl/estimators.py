@@ -19,13 +19,11 @@ from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.options import Option
 from fibration.configs.verl.losses import Draft
 from fibration.configs.verl.options import ALGORITHM, CORRECTION, ROLLOUT
-from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Attribute, count, reward
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression
 from fibration.language.operators import maximum, where
-from fibration.language.order import after
-from fibration.language.policies import log_prob, policies
-from fibration.language.statistics import deviation, largest, total
+from fibration.language.statistics import after, centred, deviation, largest, standardised, total
 
 old, reference = policies("old reference")
 ESTIMATOR, NORM = "adv_estimator", "norm_adv_by_std_in_grpo"

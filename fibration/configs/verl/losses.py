@@ -15,13 +15,20 @@ from fibration.configs.findings import ERROR, WARNING, Severity
 from fibration.configs.sampling import GSPO, EngineWeight, sequence_clip
 from fibration.configs.verl.options import ACTOR, CORRECTION
 from fibration.language.atoms import Parameter, advantage, count, density, gated, residual, token_log_ratio
-from fibration.language.decompositions import decomposition, log_ratio
+from fibration.language.declared import log_prob, policies
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.gates import Gate, dual_clip_gate, identity_gate, pessimistic_clip_gate, zero_gate
-from fibration.language.kernels import Fibration, uniform
+from fibration.language.gates import (
+    Gate,
+    decomposition,
+    dual_clip_gate,
+    identity_gate,
+    log_ratio,
+    pessimistic_clip_gate,
+    zero_gate,
+)
 from fibration.language.operators import absolute, clip, exp, log, log1p, maximum, minimum, stop, where
-from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import largest, mean, quantile, total
+from fibration.language.strata import Fibration, uniform
 
 
 @dataclass

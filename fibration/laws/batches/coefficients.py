@@ -17,21 +17,33 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-from fibration.compiler.derivative import ZERO
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg, part
-from fibration.compiler.keys import Key
-from fibration.compiler.lower import lower
-from fibration.compiler.penalties import Penalties
+from fibration.compiler.ir import (
+    Const,
+    Detach,
+    Input,
+    Key,
+    Map,
+    Mix,
+    Node,
+    Pull,
+    Push,
+    Quantile,
+    Scalar,
+    Scan,
+    arg,
+    part,
+)
+from fibration.compiler.lower import Penalties, lower
 from fibration.compiler.program import Program
-from fibration.compiler.scalars import to_scalar
+from fibration.compiler.scalars import ZERO, to_scalar
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Component, Count, Stratum, Total, in_channel
+from fibration.language.declared import CURRENT, OLD, LogProb
 from fibration.language.exact import NoValue, transcendental
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import PRIMITIVES
-from fibration.language.places import home
-from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.outline import home
 from fibration.language.statistics import atoms_within
 from fibration.language.traversal import KEPT, desugar
 from fibration.laws.batches.concrete import Concrete

@@ -13,8 +13,8 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
 from fibration.language.operators import exp
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Ordered
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of

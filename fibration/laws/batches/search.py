@@ -16,7 +16,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeVar
 
-from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -32,12 +31,12 @@ from fibration.language.atoms import (
     residual,
     token_log_ratio,
 )
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression, Number
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import Aggregate, atoms_within, within
-from fibration.language.strata import Shape
+from fibration.language.strata import Balanced, Shape
 from fibration.language.traversal import atoms, subexpressions
 from fibration.laws.batches.caps import ALL, Caps
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding

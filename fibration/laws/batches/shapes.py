@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.strata import Shape
+from fibration.language.strata import Assumption, Populated, Shape
 
 Maps = Mapping[tuple[Stratum, Stratum], tuple[int, ...]]
 Below = dict[Stratum, int]  # the element of every coarser stratum below one element

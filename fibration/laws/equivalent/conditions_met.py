@@ -12,7 +12,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
     BATCH,
     Attribute,
@@ -28,10 +27,11 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.conditions import Condition, Equal, One, reads_tokens
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.pairs import Pair
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.strata import Balanced
 from fibration.language.traversal import applications, atoms, desugar
 from fibration.laws.batches.coefficients import Point, attempt, differentiate, places_of
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding

@@ -13,12 +13,12 @@ from typing import Any
 
 from fibration.errors import FibrationError, LawError, SpecError, listed
 from fibration.language.atoms import advantage
-from fibration.language.comparable import Part, declared_parts
 from fibration.language.conditions import Equal, on_policy
 from fibration.language.fixed import at_defaults as with_defaults
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, check_comparable, check_hierarchies, pair
-from fibration.language.report import BUDGET, Report, Verdict
+from fibration.language.report import BUDGET, Part, Report, Verdict
+from fibration.language.roles import declared_parts
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Witness
 from fibration.laws.budget import Budget

@@ -26,14 +26,13 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
+from fibration.language.declared import CURRENT, OLD, LogProb
 from fibration.language.exact import TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import COMPARISONS
-from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
-from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import Aggregate, atoms_within, within
+from fibration.language.statistics import Aggregate, Ordered, atoms_within, within
 from fibration.language.strata import NotOver
 from fibration.language.traversal import applications, atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import attempt, formulas

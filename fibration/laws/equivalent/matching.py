@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from fibration.errors import ParameterError, SpecError, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.pairs import Given, pair
-from fibration.language.renaming import renamed
-from fibration.language.roles import Match, declared_names, match_names, match_parameters, may_match
+from fibration.language.roles import Match, declared_names, match_names, match_parameters, may_match, renamed
 from fibration.laws.equivalent.same_loss import same_loss
 from fibration.laws.equivalent.search import FEW, difference
 from fibration.laws.law import Proved

@@ -17,18 +17,15 @@ from typing import Any
 
 from fibration.errors import FibrationError, listed
 from fibration.language.atoms import Parameter, Reading, token_log_ratio
-from fibration.language.decompositions import ratio_deviation
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.fixed import with_parameters
-from fibration.language.gates import zero_gate
+from fibration.language.gates import ratio_deviation, zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, shipped
-from fibration.language.objectives import Objective
+from fibration.language.objectives import Objective, Penalty
 from fibration.language.operators import exp
 from fibration.language.pairs import Pair, pair
-from fibration.language.penalties import Penalty
-from fibration.language.renaming import renamed
-from fibration.language.roles import contradict, desugared, words
+from fibration.language.roles import contradict, desugared, renamed, words
 from fibration.language.statistics import rewritten
 from fibration.language.traversal import transform
 from fibration.laws.equivalent.matching import Matched, match_by_role

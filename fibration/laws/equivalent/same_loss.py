@@ -25,11 +25,11 @@ from fibration.language.atoms import Count, Stratum, advantage, at, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Penalty
 from fibration.language.operators import stop
 from fibration.language.pairs import Pair
-from fibration.language.penalties import Penalty
-from fibration.language.stops import SUMS
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy
+from fibration.language.token_formulas import SUMS
 from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.equivalent.search import has_batches

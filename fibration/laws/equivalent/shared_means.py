@@ -32,10 +32,10 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.conditions import WHOLE, Equal, One, reads_tokens
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ANY, POSITIVE, Signs, stop
 from fibration.language.pairs import Pair
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, transform
 from fibration.laws.equivalent.branchwise import may_move, normal_form, outcomes, same

@@ -34,17 +34,15 @@ from fibration.language.atoms import (
     residual,
     token_log_ratio,
 )
-from fibration.language.cancel import cancel
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, Signs, stop, where
-from fibration.language.order import Ordered
-from fibration.language.statistics import Aggregate
-from fibration.language.stops import NO_KINDS, ORDER
+from fibration.language.statistics import Aggregate, Ordered
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, symbol, to_sympy
-from fibration.language.traversal import atoms, desugar, rewrite, substitute, transform
+from fibration.language.token_formulas import NO_KINDS, ORDER
+from fibration.language.traversal import atoms, cancel, desugar, rewrite, substitute, transform
 from fibration.laws.equivalent.shared_means import Variables
 from fibration.laws.signs.branches import cases
 from fibration.laws.signs.neighbourhood import SIDES

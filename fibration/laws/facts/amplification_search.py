@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from fibration.language.assumptions import Populated
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
+from fibration.language.strata import Populated
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.first_update import gates_alone

@@ -10,10 +10,9 @@ from sympy import oo
 from fibration.language.atoms import Count, Density, Stratum, Summary, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
-from fibration.language.order import Ordered
-from fibration.language.places import is_beyond_rows, whole_batch
+from fibration.language.outline import is_beyond_rows, whole_batch
 from fibration.language.report import NOTE, Fact
-from fibration.language.statistics import atoms_within, within
+from fibration.language.statistics import Ordered, atoms_within, within
 from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import applications, atoms, desugar
 from fibration.laws import topic

@@ -23,7 +23,7 @@ import sympy
 from fibration.errors import an
 from fibration.language.atoms import Stratum, read_at
 from fibration.language.hierarchy import Hierarchy, adds_up_levels, gates
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, vanishes
 from fibration.laws import topic

@@ -24,7 +24,7 @@ from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Stratum
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, show, to_sympy, vanishes

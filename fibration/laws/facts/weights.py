@@ -16,11 +16,11 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Component, Parameter, Stratum, advantage, at
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, exp, where
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import Aggregate, atoms_within, total
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, BOUNDS, from_sympy, to_sympy

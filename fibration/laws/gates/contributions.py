@@ -11,9 +11,9 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum, Summary, advantage
+from fibration.language.declared import LogProb
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, NOT_ZERO, ZERO, Signs, where
-from fibration.language.policies import LogProb
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy
 from fibration.laws.gates.pieces import Line, extremes
 from fibration.laws.signs.assumptions import Assumptions

@@ -7,13 +7,12 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Gated, Stratum, gated, in_channel, residual, token_log_ratio
-from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import Signs
-from fibration.language.order import Ordered
+from fibration.language.statistics import Ordered
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms, substitute
+from fibration.language.traversal import atoms, cancel, substitute
 from fibration.laws.gates.pieces import Line, pieces
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.neighbourhood import RHO, is_kinked

@@ -12,13 +12,13 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Stratum, advantage, mass, token_log_ratio
-from fibration.language.decompositions import Decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression, as_expression
+from fibration.language.gates import Decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import POSITIVE, exp
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Ordered
 from fibration.language.sympy_bridge import cancelled, vanishes
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps

@@ -15,15 +15,12 @@ from operator import mul
 import networkx as nx
 
 from fibration.language.atoms import Stratum
-from fibration.language.cancel import ONE, cancel
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel
-from fibration.language.leaf_measure import gauge, own
 from fibration.language.operators import ZERO
 from fibration.language.report import Verdict
-from fibration.language.strata import Shape
-from fibration.language.traversal import atoms, transform
+from fibration.language.strata import Fibration, MarkovKernel, Shape, gauge, own
+from fibration.language.traversal import ONE, atoms, cancel, transform
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, Witness, lies, rounding

@@ -14,8 +14,8 @@ import sympy
 
 from fibration.language.atoms import Attribute, Count, Stratum, Total, read_at
 from fibration.language.expressions import Expression
-from fibration.language.kernels import Fibration
 from fibration.language.operators import ANY, Signs
+from fibration.language.strata import Fibration
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.populations import Populations

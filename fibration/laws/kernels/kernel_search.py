@@ -8,9 +8,8 @@ from fractions import Fraction
 from fibration.language.atoms import Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration
-from fibration.language.order import Ordered
-from fibration.language.strata import Shape
+from fibration.language.statistics import Ordered
+from fibration.language.strata import Fibration, Shape
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Place, places_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
+from fibration.language.strata import Fibration
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import find

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fibration.errors import an, listed
-from fibration.language.assumptions import Balanced, balanced
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.strata import Balanced, balanced
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Witness
 from fibration.laws.kernels.kernel_search import Cover, residuals_that_do_not_sum_to_0

@@ -30,9 +30,9 @@ import sympy
 from fibration.errors import FibrationError, an, listed
 from fibration.language.atoms import Count
 from fibration.language.expressions import Expression, Number, as_expression
-from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.operators import ZERO, Signs
 from fibration.language.report import Cause
+from fibration.language.strata import Fibration, MarkovKernel, uniform
 from fibration.language.sympy_bridge import cancelled, from_sympy, show, symbol, vanishes
 from fibration.language.traversal import rewrite
 from fibration.laws import topic

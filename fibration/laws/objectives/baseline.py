@@ -23,9 +23,8 @@ from fibration.language.atoms import BATCH, Count, Stratum, Summary, at, read_at
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE
-from fibration.language.order import ONE, Ordered
-from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import ONE, Aggregate, Ordered, atoms_within
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, show, symbol, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws.law import Decision, Law, following, proved, unproved

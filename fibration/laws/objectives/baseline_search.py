@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from fibration.errors import an
 from fibration.language.atoms import Attribute, Stratum
+from fibration.language.declared import CURRENT
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT
+from fibration.language.outline import whole_batch
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, policies_read, rows_of

@@ -14,7 +14,7 @@ import sympy
 from fibration.language.atoms import Component, Parameter, Reading, Stratum, read_at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, symbol, to_sympy, vanishes
 from fibration.language.traversal import desugar

@@ -19,12 +19,12 @@ import sympy
 
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Parameter, Stratum, Summary, advantage, at, token_log_ratio
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Penalty
 from fibration.language.operators import POSITIVE, ZERO, Signs, stop, where
-from fibration.language.penalties import Penalty
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import Aggregate, atoms_within, rewritten, within
 from fibration.language.sympy_bridge import (
     ATOM_OF,

@@ -14,11 +14,11 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Parameter, token_log_ratio
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Penalty
 from fibration.language.operators import exp
-from fibration.language.penalties import Penalty
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.sympy_bridge import ATOM_OF, CURRENT_LOG_PROB, cancelled, show, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws import topic

@@ -15,13 +15,12 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.atoms import Component, Count, Parameter, token_log_ratio
+from fibration.language.declared import CURRENT, OLD, LogProb
 from fibration.language.exact import NoValue, transcendental
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import atoms_within
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Ordered, atoms_within
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, policies_read
 from fibration.laws.batches.concrete import Concrete, Witness

@@ -15,12 +15,12 @@ from fractions import Fraction
 
 from fibration.errors import an
 from fibration.language.atoms import BATCH, Count, Stratum, Total, at
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, maximum, where
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
+from fibration.language.outline import whole_batch
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import atoms, rewrite, subexpressions

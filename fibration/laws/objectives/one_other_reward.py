@@ -15,13 +15,12 @@ from operator import or_
 from typing import Any
 
 from fibration.language.atoms import Attribute, Count, Parameter, Reading, Stratum, read_at, reward
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, NOT_NEGATIVE, POSITIVE, Signs, maximum, sqrt
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Aggregate, Ordered, atoms_within
 from fibration.language.sympy_bridge import cancelled, symbol, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws.signs.assumptions import Assumptions

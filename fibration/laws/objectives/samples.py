@@ -13,9 +13,8 @@ from typing import Literal
 from fibration.language.atoms import Attribute, Component, Count, Gathered, Parameter, Stratum, Total, advantage, reward
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Aggregate, Ordered, atoms_within
 from fibration.language.traversal import atoms
 
 When = Literal["earlier", "now", "later", "others"]  # tokens of the row, relative to the token; tokens of other rows

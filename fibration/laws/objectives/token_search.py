@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from fibration.errors import an
 from fibration.language.atoms import Attribute, Stratum, advantage, at, reward, token_log_ratio
+from fibration.language.declared import CURRENT, OLD
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import atoms_within, within
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps

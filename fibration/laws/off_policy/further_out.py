@@ -18,10 +18,10 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Density, Stratum, advantage, token_log_ratio
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, Signs
-from fibration.language.policies import LogProb
 from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.language.traversal import atoms

@@ -33,9 +33,8 @@ from fibration.language.atoms import (
     residual,
     token_log_ratio,
 )
-from fibration.language.decompositions import log_ratio
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate, clip_gate, identity_gate, pessimistic_clip_gate
+from fibration.language.gates import Gate, clip_gate, identity_gate, log_ratio, pessimistic_clip_gate
 from fibration.language.roles import words
 from fibration.language.sympy_bridge import from_sympy, symbol
 from fibration.language.traversal import applications, atoms, substitute

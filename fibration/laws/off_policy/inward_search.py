@@ -13,8 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.compiler.keys import Key
-from fibration.language.assumptions import balanced
+from fibration.compiler.ir import Key
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -30,12 +29,13 @@ from fibration.language.atoms import (
     in_channel,
     pull,
 )
+from fibration.language.declared import LogProb
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import Aggregate
+from fibration.language.strata import balanced
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, differentiate, formulas

@@ -10,12 +10,11 @@ from typing import NamedTuple
 from sympy import oo
 
 from fibration.language.atoms import Summary, advantage, gated, in_channel, mass, residual
-from fibration.language.decompositions import log_ratio, signed_log_ratio
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.gates import clip_gate
+from fibration.language.gates import clip_gate, log_ratio, signed_log_ratio
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
-from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.batches import caps

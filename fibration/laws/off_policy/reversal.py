@@ -21,10 +21,10 @@ import itertools
 from typing import Any
 
 from fibration.language.atoms import Density, Stratum, Summary, advantage, residual, token_log_ratio
+from fibration.language.declared import LogProb
 from fibration.language.hierarchy import Hierarchy, gates
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Ordered
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.contributions import Lines, held, slopes

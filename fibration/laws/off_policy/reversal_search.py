@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
 from fibration.laws.batches.concrete import Concrete, Witness, coefficients_are, in_batch, rounding
 from fibration.laws.batches.search import find, leaves_one_alone, smallest, usual

@@ -20,14 +20,12 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Density, Reading, Stratum, gated, in_channel, residual, token_log_ratio
-from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE
-from fibration.language.order import Ordered
-from fibration.language.statistics import atoms_within
+from fibration.language.statistics import Ordered, atoms_within
 from fibration.language.sympy_bridge import Stopped, cancelled, flowing, show, symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms, substitute
+from fibration.language.traversal import atoms, cancel, substitute
 from fibration.laws.gates.coordinates import X, composed
 from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.claim import Claim, divided, inside

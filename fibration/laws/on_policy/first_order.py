@@ -17,7 +17,7 @@ from fibration.errors import an
 from fibration.language.atoms import BATCH, Stratum, advantage
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import Signs
-from fibration.language.places import home, whole_batch
+from fibration.language.outline import home, whole_batch
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import cancelled, from_sympy, to_sympy, vanishes
 from fibration.laws import topic

@@ -18,12 +18,11 @@ from typing import Any
 
 from fibration.errors import an
 from fibration.language.atoms import Density, Stratum, in_channel, reward
-from fibration.language.cancel import cancel
 from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import home, whole_batch
+from fibration.language.outline import home, whole_batch
 from fibration.language.sympy_bridge import cancelled, symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms, desugar
+from fibration.language.traversal import atoms, cancel, desugar
 from fibration.laws import topic
 from fibration.laws.batches.first_update import opposed_advantage, wrong_coefficients
 from fibration.laws.gates.coordinates import X, recovery_slopes

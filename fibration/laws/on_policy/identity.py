@@ -31,12 +31,12 @@ from fibration.language.atoms import (
     in_channel,
     residual,
 )
+from fibration.language.declared import LogProb
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.gates import Gate, identity_gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
-from fibration.language.policies import LogProb
+from fibration.language.outline import whole_batch
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import cancelled, from_sympy
 from fibration.language.traversal import applications, atoms, evaluate, rewrite

@@ -15,12 +15,10 @@ from typing import Any
 
 import sympy
 
-from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Summary, Total
+from fibration.language.declared import LogProb
 from fibration.language.expressions import Expression
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
-from fibration.language.order import Ordered
-from fibration.language.policies import LogProb
 from fibration.language.polynomials import (
     Factor,
     Monomial,
@@ -33,8 +31,8 @@ from fibration.language.polynomials import (
     slack,
     variable,
 )  # fmt: skip
-from fibration.language.statistics import Aggregate
-from fibration.language.strata import Shape
+from fibration.language.statistics import Aggregate, Ordered
+from fibration.language.strata import Assumption, Populated, Shape
 from fibration.language.sympy_bridge import (
     ATOM_OF,
     BOUNDS,

@@ -11,7 +11,7 @@ from fibration.language.atoms import Count, Stratum, Summary, Total, at
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, NOT_NEGATIVE, ZERO, Signs, where
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import CURRENT_LOG_PROB, from_sympy, to_sympy, vanishes
 from fibration.language.traversal import transform

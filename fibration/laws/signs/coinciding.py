@@ -27,13 +27,12 @@ from fibration.language.atoms import (
     at,
     token_log_ratio,
 )
+from fibration.language.declared import CURRENT, OLD, LogProb, Policy
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, NOT_ZERO, ZERO, Signs, where
-from fibration.language.order import Ordered
-from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.statistics import Aggregate
+from fibration.language.outline import whole_batch
+from fibration.language.statistics import Aggregate, Ordered
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import from_sympy, show, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, transform

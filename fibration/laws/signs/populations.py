@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fibration.language.assumptions import Populated
 from fibration.language.atoms import Count, Stratum, Summary, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.operators import POSITIVE, ZERO, Signs
 from fibration.language.polynomials import Polynomial
 from fibration.language.statistics import Aggregate
-from fibration.language.strata import Shape
+from fibration.language.strata import Populated, Shape
 from fibration.language.sympy_bridge import ATOM_OF, atom_expression
 
 Pair = tuple[Stratum, Stratum]  # elements of the first over one element of the second

@@ -18,7 +18,7 @@ from fibration.plotting.figures.joint import plane
 from fibration.plotting.figures.sample import dealing, sample
 from fibration.plotting.gate_curve import Curve, Section, curves, removes, sections
 from fibration.plotting.recorded_batch import levels, shade, swatches
-from fibration.printing.regimes import REGIMES, unit
+from fibration.printing.text import REGIMES, unit
 from fibration.rollouts.replay import Replay
 from fibration.runtime.operator import Operator
 

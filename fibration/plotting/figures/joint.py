@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 
 from fibration.plotting.canvas import plate
 from fibration.plotting.gate_curve import Section
-from fibration.printing.regimes import REGIMES
+from fibration.printing.text import REGIMES
 
 # The global regimes (par:regime_base_weight): the number of channels past their budget, and how far past.
 GLOBAL: Mapping[tuple[str, ...], str] = {

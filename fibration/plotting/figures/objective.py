@@ -25,7 +25,7 @@ from fibration.plotting.figures.gates import reach
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, plane
 from fibration.plotting.figures.sample import OLD, Sample, dealing, sample
 from fibration.plotting.gate_curve import bisect, reads_pull, removes, sections
-from fibration.printing.regimes import CHANNELS, unit
+from fibration.printing.text import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
 TOKENS = 10

@@ -26,7 +26,7 @@ from fibration.plotting.figures.gates import number
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
 from fibration.plotting.figures.sample import PASSED, Sample, apart, dealing, dealt, sample
 from fibration.plotting.gate_curve import reads_pull, removes, sections
-from fibration.printing.regimes import CHANNELS, unit
+from fibration.printing.text import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
 TOKENS = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fibration.errors import HierarchyIndexError, an
-from fibration.language.assumptions import Balanced, Populated
 from fibration.language.atoms import BATCH
+from fibration.language.strata import Balanced, Populated
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.mass_on_batch import Measure
 from fibration.runtime.sums import Codes, Vector

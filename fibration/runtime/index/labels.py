@@ -16,7 +16,7 @@ from torch import Tensor
 from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.strata import Shape
 from fibration.runtime.index.spans import Spans, place_of
 from fibration.runtime.sums import Codes

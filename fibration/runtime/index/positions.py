@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, an
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
+from fibration.language.statistics import Ordered
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.elements import LAST
 from fibration.runtime.index.index import Index

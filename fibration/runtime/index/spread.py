@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Stratum
-from fibration.language.fingerprint import fingerprint
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, fingerprint
 from fibration.runtime.index.build import Builder, finished
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import refuse_others

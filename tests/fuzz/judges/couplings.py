@@ -31,7 +31,7 @@ from fibration import (
 )
 from fibration.errors import BatchError, FibrationError, HierarchyIndexError, SpecError
 from fibration.language.atoms import Stratum
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fuzz.batches import Batches
 from fuzz.generate import current, old
 from fuzz.judges.judge import NothingDrawn, OfHierarchy, attempt, of_batch

@@ -43,7 +43,7 @@ from fibration.errors import FibrationError
 from fibration.language.atoms import Gated, Stratum
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import FOUNDATIONS
-from fibration.language.places import whole_batch
+from fibration.language.outline import whole_batch
 from fibration.language.report import Fact
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
