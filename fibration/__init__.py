@@ -109,25 +109,20 @@ _NAMES = {
     "errors": "AuditError BackendError BatchError FibrationError HierarchyIndexError LawError "
     "MissingDependency NoHierarchy ParameterError PrecisionWarning RanksError "
     "RolloutsError SpecError TrainerError",
-    "language.advantages": "centred standardised",
-    "language.assumptions": "balanced populated",
     "language.atoms": "Attribute Parameter Stratum advantage channel_sign count density gated mass pull "
     "residual reward strata token_log_ratio",
     "language.conditions": "equal on_policy one same",
-    "language.decompositions": "Decomposition decomposition log_ratio ratio_deviation signed_log_ratio",
-    "language.gates": "Gate aggregate_gate clip_gate dual_clip_gate identity_gate log_clip_gate "
-    "pessimistic_clip_gate zero_gate",
+    "language.declared": "Policy log_prob policies",
+    "language.gates": "Decomposition Gate aggregate_gate clip_gate decomposition dual_clip_gate identity_gate "
+    "log_clip_gate log_ratio pessimistic_clip_gate ratio_deviation signed_log_ratio zero_gate",
     "language.hierarchy": "Hierarchy",
-    "language.kernels": "Fibration MarkovKernel proportional uniform",
     "language.loading": "load",
-    "language.objectives": "Objective constant_normaliser token_mean trajectory_mean",
+    "language.objectives": "Objective Penalty constant_normaliser token_mean trajectory_mean",
     "language.operators": "absolute atan clip exp expm1 log log1p maximum minimum sigmoid sign softplus sqrt "
     "stop tanh where",
-    "language.order": "after before position",
-    "language.penalties": "Penalty",
-    "language.policies": "Policy log_prob policies",
     "language.report": "Report",
-    "language.statistics": "deviation largest mean quantile some total",
+    "language.statistics": "after before centred deviation largest mean position quantile some standardised total",
+    "language.strata": "Fibration MarkovKernel balanced populated proportional uniform",
     "laws.equivalent.decide": "equivalent",
     "pipeline": "compile",
     "rollouts": "Rollouts load_rollouts",

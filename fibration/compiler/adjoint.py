@@ -14,26 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fibration.compiler.ir import (
-    Const,
-    Detach,
-    Input,
-    Key,
-    Map,
-    Mix,
-    Node,
-    Pull,
-    Push,
-    Quantile,
-    Scan,
-    arg,
-    arguments,
-    map_over,
-    parts,
-    replaced,
-    scalar,
-    total,
-)
+from fibration.compiler import ir
+from fibration.compiler.ir import Const, Detach, Input, Key, Map, Mix, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.program import Program
 from fibration.compiler.scalars import ZERO, derivative, times
 from fibration.errors import IRError
@@ -68,7 +50,7 @@ def adjoint(
     for node in reversed(order):
         if node not in depends or node not in cotangents:
             continue
-        cotangent = received[node] = total(cotangents.pop(node))
+        cotangent = received[node] = ir.total(cotangents.pop(node))
         if node in program.names:
             names.setdefault(cotangent, program.names[node]._replace(word=f"d_{program.names[node].word}"))
         for operand, contribution in _transpose(node, cotangent, depends, drops):
@@ -76,7 +58,7 @@ def adjoint(
     gradients = {}
     for result, nodes in results.items():
         found = [received[n] for n in nodes if n in received]
-        gradients[result] = total(found or [Const(0.0, nodes[0].stratum)])
+        gradients[result] = ir.total(found or [Const(0.0, nodes[0].stratum)])
     return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
 
 
@@ -99,15 +81,15 @@ def _transpose(node: Node, cotangent: Node, depends: set[Node], drops: bool) -> 
         for i, operand in enumerate(node.inputs):
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
-                read = {part.op for part in parts(slope)}
+                read = {part.op for part in ir.parts(slope)}
                 overflows = ("exp" in read and (drops or isinstance(operand, Input))) or ("div" in read and drops)
                 # the slopes of exp, tanh and others contain their value: read it, do not compute it again
-                slope = replaced(slope, node.body, arg(len(bound) - 1))
-                received = arg(len(bound) - 2)
+                slope = ir.replaced(slope, node.body, ir.arg(len(bound) - 1))
+                received = ir.arg(len(bound) - 2)
                 product = times(slope, received)
                 if overflows:  # a closed gate passes no gradient, however steep F is
-                    closed = scalar("and", scalar("le", received, ZERO), scalar("le", ZERO, received))
-                    product = scalar("select", closed, ZERO, product)
-                pairs.append((operand, map_over(product, bound, [*arguments(product)])))
+                    closed = ir.scalar("and", ir.scalar("le", received, ZERO), ir.scalar("le", ZERO, received))
+                    product = ir.scalar("select", closed, ZERO, product)
+                pairs.append((operand, ir.map_over(product, bound, [*ir.arguments(product)])))
         return pairs
     return []

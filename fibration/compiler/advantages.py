@@ -6,8 +6,6 @@ with one reward per row costs nothing per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fibration.compiler import ir
 from fibration.compiler.diagnostics import equal
 from fibration.compiler.formulas import Each, Formulas, added
@@ -101,12 +99,10 @@ class _Advantages(Formulas):
     def program(self, found: dict[Key, Node], nothing: Node) -> Program:
         """The program of `found`, with the number of rows whose advantage is not finite, and the coarse deviations."""
         lost = Map(ir.scalar("select", equal(ir.arg(0), ZERO), ZERO, ONE), (nothing,))
-        outputs = {**found, Key("nonfinite"): Push(self.rows, BATCH, lost), **dict(self._deviations())}
-        return Program(self.h.name, self.leaves, outputs, self.names)
-
-    def _deviations(self) -> Iterator[tuple[Key, Node]]:
         coarse = (node for node in self.deviations if node.stratum not in self.leaves)
-        yield from ((Key(f"deviation_{i}", node.stratum), node) for i, node in enumerate(coarse, 1))
+        deviations = {Key(f"deviation_{i}", node.stratum): node for i, node in enumerate(coarse, 1)}
+        outputs = {**found, Key("nonfinite"): Push(self.rows, BATCH, lost), **deviations}
+        return Program(self.h.name, self.leaves, outputs, self.names)
 
 
 def _where_finite(given: Node, node: Node) -> Node:

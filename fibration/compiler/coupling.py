@@ -29,26 +29,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from fibration.compiler import ir
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.ir import (
-    BATCH,
-    Const,
-    Detach,
-    Input,
-    Key,
-    Map,
-    Mix,
-    Node,
-    Pull,
-    Push,
-    Quantile,
-    Scalar,
-    Scan,
-    arg,
-    arguments,
-    const,
-    with_arguments,
-)
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Key, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import map_of, optimise
 from fibration.compiler.program import Program
@@ -135,10 +118,7 @@ class _Analysis:
         self.under = below(hierarchy)
         self.wide = {s for s in self.order if is_beyond_rows(hierarchy, Stratum(s))}
         self.nodes = list(program.nodes())
-        self.moving: set[Node] = set()
-        for n in self.nodes:
-            if (isinstance(n, Input) and n.kind in CURRENT) or not self.moving.isdisjoint(n.operands):
-                self.moving.add(n)
+        self.moving = ir.depending(self.nodes, {n for n in self.nodes if isinstance(n, Input) and n.kind in CURRENT})
 
     @cached_property
     def coupling(self) -> Coupling:
@@ -212,7 +192,7 @@ class _Analysis:
         chosen = [one for k in terms if (one := found[k]) is not None]
         if not terms or len(chosen) < len(terms):
             return None
-        others = {i for k, a in enumerate(s.args) if k not in terms for i in arguments(a)}
+        others = {i for k, a in enumerate(s.args) if k not in terms for i in ir.arguments(a)}
         factors = (*(o for one in chosen for o in one.factors), *(n.inputs[i] for i in sorted(others)))
         return Sum(tuple(o for one in chosen for o in one.added), factors)
 
@@ -223,14 +203,11 @@ class _Analysis:
             n = left.pop()
             if n not in found:
                 found.add(n)
-                left += _operands(n)
+                if isinstance(n, Map):
+                    left += [o for s in ((n.body,) if n.body.op in LINEAR else n.body.args) for o in _linear(s, n)]
+                else:
+                    left += n.operands
         return found
-
-
-def _operands(n: Node) -> Iterable[Node]:
-    if not isinstance(n, Map):
-        return n.operands
-    return [o for s in ((n.body,) if n.body.op in LINEAR else n.body.args) for o in _linear(s, n)]
 
 
 def _linear(s: Scalar, n: Map) -> dict[Node, int]:
@@ -332,8 +309,8 @@ class _Dead:
         finite = _finite(node.body)
 
         def left(constant: list[int]) -> Scalar:
-            table = [const(self.of[o][0]) if i in constant else arg(i) for i, o in enumerate(node.inputs)]
-            return simplify(with_arguments(finite, table))
+            table = [ir.const(self.of[o][0]) if i in constant else ir.arg(i) for i, o in enumerate(node.inputs)]
+            return simplify(ir.with_arguments(finite, table))
 
         chosen = [i for i, o in enumerate(node.inputs) if o in self.of]
         if left(chosen).op != "const":
@@ -362,9 +339,5 @@ class _Dead:
 def _finite(body: Scalar) -> Scalar:
     """A body without its choices of NaN, which mark values that are not finite. Training stops there anyway."""
     args = tuple(map(_finite, body.args))
-    numbers = [a for a in args[1:] if not _is_nan(a)]
+    numbers = [a for a in args[1:] if a.op != "const" or not math.isnan(float(a.value or 0.0))]
     return numbers[0] if body.op == "select" and len(numbers) == 1 else Scalar(body.op, args, body.value)
-
-
-def _is_nan(body: Scalar) -> bool:
-    return body.op == "const" and math.isnan(float(body.value or 0.0))

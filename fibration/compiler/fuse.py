@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from fibration.compiler import ir
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import (
     BATCH,
@@ -185,10 +186,7 @@ class _Planner:
         """The token values that are computed for sums over other strata than the leaf's segments."""
         pushes = (n for n in self.order if isinstance(n, Push) and n.source in self.leaves)
         found: set[Node] = {p.operand for p in pushes if p.target != self.primary[p.source]}
-        for node in reversed(self.order):
-            if node in found and isinstance(node, Map):
-                found.update(node.operands)
-        return found
+        return ir.needed(self.order, found, lambda n: n.operands if isinstance(n, Map) else ())
 
     def _sorted(self, nodes: Collection[Node]) -> list[Node]:
         return [n for n in self.order if n in nodes]

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cache
@@ -399,6 +399,22 @@ def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
     if isinstance(node, Scan):
         return replace(node, values=tuple(new[o] for o in node.values), discount=new[node.discount])
     return replace(node, operand=new[node.operand]) if isinstance(node, _Single) else node  # type: ignore[call-arg]
+
+
+def depending(order: Iterable[Node], found: set[Node]) -> set[Node]:
+    """`found`, and every node that depends on one of it. `order` has operands before their users."""
+    for node in order:
+        if not found.isdisjoint(node.operands):
+            found.add(node)
+    return found
+
+
+def needed(order: Sequence[Node], found: set[Node], read: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """`found`, and every node that one of it needs: those that `read` returns of a node, and so on."""
+    for node in reversed(order):
+        if node in found:
+            found.update(read(node))
+    return found
 
 
 def broadcast(node: Node, path: Sequence[str]) -> Node:

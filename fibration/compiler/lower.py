@@ -20,7 +20,7 @@ from fractions import Fraction
 
 from fibration.compiler import ir
 from fibration.compiler.formulas import Each, Formulas, added, minus
-from fibration.compiler.ir import Detach, Input, Key, Map, Node, Push, Scalar, binary
+from fibration.compiler.ir import Detach, Input, Key, Map, Node, Push, binary
 from fibration.compiler.program import Program
 from fibration.compiler.scalars import ONE, ZERO
 from fibration.errors import SpecError
@@ -129,7 +129,8 @@ class Penalties(Terms):
 
     def term(self, penalty: Penalty, objective: Objective, leaf: str) -> Node:
         """The formula times the weights at the tokens of a leaf, 0 at tokens that `keep` drops."""
-        body, inputs = _opened(self.tokens(penalty.formula, leaf))
+        formula = self.tokens(penalty.formula, leaf)
+        body, inputs = (formula.body, formula.inputs) if isinstance(formula, Map) else (ir.arg(0), (formula,))
         for weight in objective.weighed:
             inputs = (*inputs, Detach(self.tokens(weight, leaf)))
             body = ir.scalar("mul", ir.arg(len(inputs) - 1), body)
@@ -149,11 +150,6 @@ class Penalties(Terms):
         summed, some = ir.reduce(each, way(self.h, stratum, BATCH)), ir.count_input(stratum, BATCH)
         mean = ir.scalar("div", ir.arg(0), ir.arg(1))
         return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(1)), mean, ZERO), (summed, some)), terms
-
-
-def _opened(node: Node) -> tuple[Scalar, tuple[Node, ...]]:
-    """A node as a body and its operands."""
-    return (node.body, node.inputs) if isinstance(node, Map) else (ir.arg(0), (node,))
 
 
 def lower(hierarchy: Hierarchy) -> Program:

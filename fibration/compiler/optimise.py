@@ -21,41 +21,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from fibration.compiler.ir import (
-    BATCH,
-    Const,
-    Detach,
-    Input,
-    Key,
-    Map,
-    Mix,
-    Node,
-    Pull,
-    Push,
-    Scalar,
-    Scan,
-    arg,
-    arguments,
-    binary,
-    const,
-    count_input,
-    map_over,
-    scalar,
-    with_arguments,
-)
+from fibration.compiler import ir
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Key, Map, Mix, Node, Pull, Push, Scalar, Scan
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import ZERO, closed_value
 
 BOUNDED = "ratio_of_coarser"  # the word of exponentials that are certainly finite
-UNLESS = scalar("select", scalar("le", arg(1), const(0.0)), arg(0), const(math.nan))
+UNLESS = ir.scalar("select", ir.scalar("le", ir.arg(1), ir.const(0.0)), ir.arg(0), ir.const(math.nan))
 
 
 def hoist(program: Program) -> Program:
     """`program` with these rows applied, for fibres of tokens."""
     leaves = program.leaves
     program = program.mapped(lambda n: _once(n) if isinstance(n, Map) and n.stratum in leaves else n)
-    program = replace(program, names={**_names_of_pulled(program), **program.names})
+    pulls = ((n, key) for n, key in program.names.items() if isinstance(n, Pull))
+    segments = {n.operand: Key(key.word, n.target, key.channel) for n, key in pulls}  # for a value of each token
+    program = replace(program, names={**segments, **program.names})
     pushes = [n for n in program.nodes() if isinstance(n, Push) and n.source in leaves]
     sums = {(p.operand, p.target): p for p in pushes if p.reduce == "sum"}
     # the sum of a whole batch adds up the sums of its rows, if these are of the same values
@@ -69,12 +51,6 @@ def hoist(program: Program) -> Program:
         return _marked(node, sums) if isinstance(node, Map) and node.body is UNLESS else node
 
     return program.mapped(rule, unchanged=unchanged)
-
-
-def _names_of_pulled(program: Program) -> dict[Node, Key]:
-    """The user's words for values per segment that stood for a value of each token."""
-    pulls = ((n, key) for n, key in program.names.items() if isinstance(n, Pull))
-    return {n.operand: Key(key.word, n.target, key.channel) for n, key in pulls}
 
 
 def _marked(node: Map, sums: Mapping[tuple[Node, str], Push]) -> Node:
@@ -93,18 +69,14 @@ def _once(node: Map) -> Node:
         return node
     (target,) = targets
     assert target is not None
-    pulled = (_at(o, target) for o in node.inputs if isinstance(o, Pull))
+    pulls = (o for o in node.inputs if isinstance(o, Pull))
+    pulled = (o.operand if o.target == target else Pull(target, o.target, o.operand) for o in pulls)
     return Pull(node.stratum, target, Map(node.body, tuple(pulled)))
 
 
 def _may_be_zero(body: Scalar) -> bool:
     """Whether a choice in the body has the branch 0. An infinite factor must not reach it, and moves into the other."""
-    return (body.op == "select" and const(0.0) in body.args[1:]) or any(map(_may_be_zero, body.args))
-
-
-def _at(pull: Pull, target: str) -> Node:
-    """What a token of `pull` reads, over `target`, which the token lies over."""
-    return pull.operand if pull.target == target else Pull(target, pull.target, pull.operand)
+    return (body.op == "select" and ir.const(0.0) in body.args[1:]) or any(map(_may_be_zero, body.args))
 
 
 def _taken_out(push: Push, alone: bool, bounded: Collection[Node]) -> Node:
@@ -116,10 +88,10 @@ def _taken_out(push: Push, alone: bool, bounded: Collection[Node]) -> Node:
         return push
     of = replace(push, operand=found.rest)
     if alone:
-        return binary("mul", found.factor, of)
-    some = scalar("lt", const(0.0), arg(0))  # the factor of an element without tokens may be infinite
-    body = scalar("select", some, scalar("mul", arg(1), arg(2)), const(0.0))
-    return Map(body, (count_input(push.source, push.target), found.factor, of))
+        return ir.binary("mul", found.factor, of)
+    some = ir.scalar("lt", ir.const(0.0), ir.arg(0))  # the factor of an element without tokens may be infinite
+    body = ir.scalar("select", some, ir.scalar("mul", ir.arg(1), ir.arg(2)), ir.const(0.0))
+    return Map(body, (ir.count_input(push.source, push.target), found.factor, of))
 
 
 class Factored(NamedTuple):
@@ -158,7 +130,7 @@ class _Factoring:
         made = None
         if s.op == "neg":
             x = self.of_body(s.args[0], node)
-            made = x._replace(rest=map_of(scalar("neg", arg(0)), (x.rest,)))
+            made = x._replace(rest=map_of(ir.scalar("neg", ir.arg(0)), (x.rest,)))
         elif s.op in ("mul", "div"):
             made = _of_product(s.op, *(self.of_body(a, node) for a in s.args))
         elif s.op == "select":
@@ -194,24 +166,21 @@ class _Factoring:
                 found = found.operand
             if isinstance(found, Map):
                 return self.is_positive(found.body, found)
-            return isinstance(found, Input) and found.kind == "count" and (self.alone or self.counts_itself(found))
+            counted = (self.leaf, self.target)  # the leaf's tokens, or the elements that the sum is over
+            return isinstance(found, Input) and found.kind == "count" and (self.alone or found.key[0] in counted)
         if s.op == "mul":
             return all(self.is_positive(a, node) for a in s.args)
         counts = s.op == "add" and self.is_finite_body(s, node)  # no summand is below 0
         return (s.op == "const" and (s.value or 0.0) > 0) or (counts and any(self.is_positive(a, node) for a in s.args))
-
-    def counts_itself(self, count: Input) -> bool:
-        """Whether a count is of the leaf's tokens, or of the elements that the sum is over."""
-        return count.key[0] in (self.leaf, self.target)
 
 
 def _of_product(op: str, x: Factored, y: Factored) -> Factored | None:
     if op == "div" and y.factor is not None:
         return None
     factors = [p.factor for p in (x, y) if p.factor is not None]
-    factor = binary("mul", *factors) if len(factors) == 2 else next(iter(factors), None)
+    factor = ir.binary("mul", *factors) if len(factors) == 2 else next(iter(factors), None)
     positive = all(p.is_positive for p in (x, y) if p.factor is not None)
-    return Factored(factor, binary(op, x.rest, y.rest), positive, x.chooses_0 or y.chooses_0)
+    return Factored(factor, ir.binary(op, x.rest, y.rest), positive, x.chooses_0 or y.chooses_0)
 
 
 def _of_choice(condition: Scalar, node: Map, x: Factored, y: Factored) -> Factored:
@@ -219,7 +188,7 @@ def _of_choice(condition: Scalar, node: Map, x: Factored, y: Factored) -> Factor
     zeros = [p for p in (x, y) if p.rest is Const(0.0, node.stratum)]
     common = y if x in zeros else x
     n = len(node.inputs)
-    body = scalar("select", condition, arg(n), arg(n + 1))
+    body = ir.scalar("select", condition, ir.arg(n), ir.arg(n + 1))
     rest = map_of(body, (*node.inputs, x.rest, y.rest))
     chooses_0 = bool(zeros) or x.chooses_0 or y.chooses_0
     is_common = x.factor is y.factor or zeros
@@ -228,9 +197,9 @@ def _of_choice(condition: Scalar, node: Map, x: Factored, y: Factored) -> Factor
 
 def map_of(body: Scalar, inputs: tuple[Node, ...]) -> Node:
     """A map of the distinct inputs that its body reads; of one input if it reads none."""
-    read = dict.fromkeys(inputs[i] for i in sorted(arguments(body))) or dict.fromkeys(inputs[:1])
-    place = {n: arg(i) for i, n in enumerate(read)}
-    body = with_arguments(body, [place.get(n, arg(0)) for n in inputs])
+    read = dict.fromkeys(inputs[i] for i in sorted(ir.arguments(body))) or dict.fromkeys(inputs[:1])
+    place = {n: ir.arg(i) for i, n in enumerate(read)}
+    body = ir.with_arguments(body, [place.get(n, ir.arg(0)) for n in inputs])
     return next(iter(read)) if body.op == "arg" else Map(body, tuple(read))
 
 
@@ -253,10 +222,10 @@ def subtracted(node: Node) -> Node:
     if asked.op != "le" or asked.args[0].op != "arg" or asked.args[1] is not UNLESS.args[0].args[1]:
         return node
     marked = is_mark(node.inputs[int(asked.args[0].value or 0)])
-    return replace(node, body=scalar("sub", value, scalar("mul", *asked.args[:1] * 2))) if marked else node
+    return replace(node, body=ir.scalar("sub", value, ir.scalar("mul", *asked.args[:1] * 2))) if marked else node
 
 
-MINUS = scalar("neg", arg(0))
+MINUS = ir.scalar("neg", ir.arg(0))
 FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 
@@ -292,11 +261,11 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
     substitution = []
     for o in node.inputs:
         if o in inner and isinstance(o, Map):
-            table = [arg(operands.setdefault(x, len(operands))) for x in o.inputs]
-            substitution.append(with_arguments(o.body, table))
+            table = [ir.arg(operands.setdefault(x, len(operands))) for x in o.inputs]
+            substitution.append(ir.with_arguments(o.body, table))
         else:
-            substitution.append(arg(operands.setdefault(o, len(operands))))
-    return Map(with_arguments(node.body, substitution), tuple(operands))
+            substitution.append(ir.arg(operands.setdefault(o, len(operands))))
+    return Map(ir.with_arguments(node.body, substitution), tuple(operands))
 
 
 def tidy(node: Node) -> Node:
@@ -313,26 +282,26 @@ def tidy(node: Node) -> Node:
         value = node.operand.value
         if isinstance(node, Pull) or node.reduce == "max" or value == 0.0:
             return Const(value, node.stratum)
-        return tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
+        return tidy(Map(ir.scalar("mul", ir.const(value), ir.arg(0)), (ir.count_input(node.source, node.target),)))
     if isinstance(node, Push) and node.reduce == "sum" and isinstance(x := node.operand, Map) and x.body.op == "neg":
         positive = tidy(Map(x.body.args[0], x.inputs))  # two channels often have one sum, up to
-        return Map(scalar("neg", arg(0)), (replace(node, operand=positive),))  # the sign
+        return Map(ir.scalar("neg", ir.arg(0)), (replace(node, operand=positive),))  # the sign
     if not isinstance(node, Map):
         return node
     operands: dict[Node, int] = {}
     table: list[Scalar] = []
     for o in node.inputs:
-        table.append(const(o.value) if isinstance(o, Const) else arg(operands.setdefault(o, len(operands))))
-    body = simplify(with_arguments(node.body, table))
+        table.append(ir.const(o.value) if isinstance(o, Const) else ir.arg(operands.setdefault(o, len(operands))))
+    body = simplify(ir.with_arguments(node.body, table))
     for x in [x for x in operands if isinstance(x, Map) and x.body is MINUS]:  # even functions of both channels are one
         of = operands.setdefault(x.inputs[0], len(operands))
-        places = [scalar("neg", arg(of)) if i == operands[x] else arg(i) for i in range(len(operands))]
-        without = simplify(with_arguments(body, places))
+        places = [ir.scalar("neg", ir.arg(of)) if i == operands[x] else ir.arg(i) for i in range(len(operands))]
+        without = simplify(ir.with_arguments(body, places))
         body = without if size(without) <= size(body) else body
-    used = sorted(arguments(body))
+    used = sorted(ir.arguments(body))
     if not used:
         return Const(closed_value(body), node.stratum)
-    return map_over(body, list(operands), used)
+    return ir.map_over(body, list(operands), used)
 
 
 def _positive(node: Node, leaves: Collection[str]) -> Node:
@@ -347,11 +316,11 @@ def _positive(node: Node, leaves: Collection[str]) -> Node:
     def of(s: Scalar) -> Scalar | None:
         if s.op == "arg" and isinstance(y := x.inputs[int(s.value or 0)], Map) and y.body is MINUS:
             inputs[y.inputs[0]] = None
-            return arg(list(inputs).index(y.inputs[0]))
+            return ir.arg(list(inputs).index(y.inputs[0]))
         if s.op != "select":
             return s.args[0] if s.op == "neg" else s if s is ZERO else None
         a, b = map(of, s.args[1:])
-        return None if a is None or b is None else scalar("select", s.args[0], a, b)
+        return None if a is None or b is None else ir.scalar("select", s.args[0], a, b)
 
     body = of(x.body)
     return node if body is None else Map(MINUS, (replace(node, operand=tidy(Map(body, tuple(inputs)))),))

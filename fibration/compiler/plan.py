@@ -22,22 +22,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fibration.compiler.ir import (
-    BATCH,
-    Const,
-    Input,
-    Key,
-    Map,
-    Mix,
-    Node,
-    Pull,
-    Push,
-    Quantile,
-    Scalar,
-    Scan,
-    arg,
-    parts,
-)
+from fibration.compiler import ir
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, parts
 from fibration.compiler.program import Program
 
 
@@ -132,12 +118,6 @@ def of_quantiles(program: Program) -> set[Node]:
 def counts(node: Node) -> bool:
     """Whether a sum in order is a constant times the number of tokens before, or after, so that no sum is needed."""
     return isinstance(node, Scan) and node.discount == Const(1.0, BATCH) and isinstance(node.values[0], Const)
-
-
-def _jumps_by_order(node: Map) -> bool:
-    """Whether a value may jump if a sum in order changes by a rounding."""
-    read = {arg(i) for i, o in enumerate(node.inputs) if isinstance(o, Scan)}
-    return bool(read) and _jumps(node.body, read)
 
 
 def _jumps(body: Scalar, read: set[Scalar]) -> bool:
@@ -335,17 +315,17 @@ class Plan:
         - a quantile reads, or that read a quantile: a token with the quantile's value equals it in every pass;
         - may jump with a sum in order: the sum is above a bound in every pass that compares them, or in none.
         """
-        found = set(self._compared)
-        for node in reversed(list(self.program.nodes())):
-            if node in found and not isinstance(node, (Pull, Scan)):
-                found.update(o for o in node.operands if o.stratum in self.program.leaves)
+        found = ir.needed(list(self.program.nodes()), set(self._compared), self.in_a_loop)
         return frozenset(found | self._reading)
 
     @cached_property
     def _compared(self) -> set[Node]:
         """The values of quantiles, and the token values that may jump with a sum in order."""
         order, leaves = list(self.program.nodes()), self.program.leaves
-        jumping = {n for n in order if isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}
+        maps = (n for n in order if isinstance(n, Map) and n.stratum in leaves)
+        jumping = {
+            n for n in maps if _jumps(n.body, {ir.arg(i) for i, o in enumerate(n.inputs) if isinstance(o, Scan)})
+        }
         return {v for n in order if isinstance(n, Quantile) for v in n.values} | jumping
 
     @cached_property
@@ -358,10 +338,12 @@ class Plan:
     def precise_in(self, step: Pass) -> frozenset[Node]:
         """The values that a pass needs in float64: the precise values, without those that none of them reads here."""
         wanted = {n for n in step.values if n in self._compared or n in self._reading}
-        for node in reversed(step.values):
-            if node in wanted and not isinstance(node, (Pull, Scan)):
-                wanted.update(o for o in node.operands if o in self.precise)
+        wanted = ir.needed(step.values, wanted, lambda n: self.precise.intersection(self.in_a_loop(n)))
         return frozenset(wanted | set(step.found))
+
+    def in_a_loop(self, node: Node) -> Iterable[Node]:
+        """The token values that a loop over tokens computes a token value from."""
+        return () if isinstance(node, (Pull, Scan)) else (o for o in node.operands if o.stratum in self.program.leaves)
 
     def __str__(self) -> str:
         passes = sum(len(s.passes) for s in self.sweeps)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakSet
 
+from fibration.compiler import ir
 from fibration.compiler.ir import (
     BATCH,
-    CONDITIONS,
-    SCALAR_ARITY,
     Const,
     Input,
     Key,
@@ -24,9 +23,6 @@ from fibration.compiler.ir import (
     Quantile,
     Scalar,
     Scan,
-    part,
-    token_input,
-    with_operands,
 )
 from fibration.errors import IRError
 from fibration.language.operators import PRIMITIVES
@@ -48,10 +44,10 @@ class Program:
 
     def part(self, word: str, leaf: str) -> Key:
         """The key of one leaf's part of a vector per token."""
-        return part(word, leaf, self.leaves)
+        return ir.part(word, leaf, self.leaves)
 
     def token_input(self, kind: str, leaf: str, key: tuple[str, ...] = ()) -> Input:
-        return token_input(kind, leaf, self.leaves, key)
+        return ir.token_input(kind, leaf, self.leaves, key)
 
     def results(self) -> dict[Key, dict[str, Key]]:
         """For each result in the shape of the batch, the output of every leaf that fills it."""
@@ -131,7 +127,7 @@ class Program:
         """
         done: dict[Node, Node] = {}
         for node in self.nodes():
-            made = with_operands(before(node), done)
+            made = ir.with_operands(before(node), done)
             done[node] = made if node in unchanged else rule(made)
         names: dict[Node, Key] = {}
         for node, key in self.names.items():
@@ -215,9 +211,9 @@ def _problem(node: Node) -> str:
 
 
 def _scalar_problem(body: Scalar, arity: int, condition: bool) -> str:
-    if SCALAR_ARITY.get(body.op) != len(body.args):
+    if ir.SCALAR_ARITY.get(body.op) != len(body.args):
         return f"the scalar operator {body.op!r} with {len(body.args)} arguments"
-    if (body.op in CONDITIONS) != condition:
+    if (body.op in ir.CONDITIONS) != condition:
         return f"{body.op!r} where a {'condition' if condition else 'number'} belongs"
     if body.op == "arg" and not 0 <= int(body.value or 0) < arity:
         return f"the unbound argument {body}"

@@ -12,21 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fibration.compiler.ir import (
-    Detach,
-    Input,
-    Map,
-    Node,
-    Pull,
-    Push,
-    Quantile,
-    Scalar,
-    Scan,
-    arg,
-    parts,
-    replaced,
-    with_arguments,
-)
+from fibration.compiler import ir
+from fibration.compiler.ir import Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.optimise import tidy
 from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
 from fibration.compiler.program import PER_TOKEN, Program
@@ -45,8 +32,8 @@ def read_quantile_values(program: Program) -> Program:
         for value in values:
             if isinstance(value, Map) and set(value.inputs) <= set(node.inputs):
                 inputs = (*node.inputs, value)
-                formula = with_arguments(value.body, [arg(inputs.index(o)) for o in value.inputs])
-                body = replaced(node.body, formula, arg(len(node.inputs)))
+                formula = ir.with_arguments(value.body, [ir.arg(inputs.index(o)) for o in value.inputs])
+                body = ir.replaced(node.body, formula, ir.arg(len(node.inputs)))
                 node = node if body is node.body else tidy(Map(body, inputs))
                 if not isinstance(node, Map):
                     break
@@ -79,9 +66,8 @@ def _found(sweep: Sweep) -> Sweep:
 def needed(step: Pass, *given: Node) -> tuple[Node, ...]:
     """The values that a pass computes if it reads `given` from memory."""
     wanted = {n for _, n in step.stores} | {p.operand for p in step.pushes} | set(step.aside)
-    for node in reversed(step.values):
-        if node in wanted and node not in given and not isinstance(node, (Pull, Scan)):
-            wanted.update(node.operands)
+    read = {*given, *(n for n in step.values if isinstance(n, (Pull, Scan)))}
+    wanted = ir.needed(step.values, wanted, lambda n: () if n in read else n.operands)
     return tuple(n for n in step.values if n in wanted and n not in given)
 
 
@@ -92,7 +78,7 @@ def cost(values: Iterable[Node]) -> int:
         if isinstance(node, Input):
             total += 2
         elif isinstance(node, Map):
-            total += sum(PRIMITIVES[s.op].cost for s in parts(node.body) if s.args)
+            total += sum(PRIMITIVES[s.op].cost for s in ir.parts(node.body) if s.args)
     return total
 
 
@@ -106,9 +92,7 @@ def compared(program: Program) -> set[Node]:
     order = list(program.nodes())
     maps = (n for n in order if isinstance(n, Map))
     marked = {node.inputs[i] for node in maps for i in _compared_arguments(node.body, False)}
-    for node in reversed(order):
-        if node in marked and not isinstance(node, Detach):
-            marked.update(node.operands)
+    marked = ir.needed(order, marked, lambda n: () if isinstance(n, Detach) else n.operands)
     return {n for n in marked if isinstance(n, Push) and n.source in program.leaves and n.reduce == "sum"}
 
 
@@ -122,10 +106,7 @@ def sums_of_one_pass(program: Program, wide: set[Node]) -> set[Node]:
     sums = [n for n in order if isinstance(n, Push) and n.source in program.leaves]
     if len({(p.source, p.target) for p in sums}) != 1 or wide.isdisjoint(sums):
         return set()
-    after: set[Node] = set(sums)  # what depends on one of the sums
-    for n in order:
-        if not after.isdisjoint(n.operands):
-            after.add(n)
+    after = ir.depending(order, set(sums))
     of_tokens: dict[Node, set[Node]] = {}  # by token value, the token values that it needs, itself included
     for n in order:
         if n.stratum in program.leaves:

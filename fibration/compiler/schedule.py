@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fibration.compiler import ir
 from fibration.compiler.ir import (
     Const,
     Detach,
@@ -18,18 +19,15 @@ from fibration.compiler.ir import (
     Push,
     Quantile,
     Scan,
-    arg,
-    const,
-    scalar,
     without_macros,
 )
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 from fibration.compiler.program import Program
 
 _OF_ONE = {
-    "minus": scalar("neg", arg(0)),
-    "square_of": scalar("mul", arg(0), arg(0)),
-    "size_of": scalar("select", scalar("le", const(0.0), arg(0)), arg(0), scalar("neg", arg(0))),
+    "minus": ir.scalar("neg", ir.arg(0)),
+    "square_of": ir.scalar("mul", ir.arg(0), ir.arg(0)),
+    "size_of": ir.scalar("select", ir.scalar("le", ir.const(0.0), ir.arg(0)), ir.arg(0), ir.scalar("neg", ir.arg(0))),
 }
 _KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed", Quantile: "quantile"}
 

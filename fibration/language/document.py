@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Literal, get_args
@@ -20,13 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, Validation
 from pydantic_core import core_schema
 
 from fibration.errors import NoHierarchy, SpecError, located, shown, suggest
-from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum, Total
+from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum
 from fibration.language.declared import NAME_RULE, Policy, check_name
 from fibration.language.expressions import Expression
 from fibration.language.gates import Decomposition, Gate, GatePerChannel
 from fibration.language.grammar import MAX_REASON, MAX_TEXT, construct, parse
 from fibration.language.objectives import Objective, Penalty
-from fibration.language.statistics import atoms_within
+from fibration.language.statistics import named
 from fibration.language.strata import Fibration, MarkovKernel, balanced, populated
 
 # What an error states for a field with several forms.
@@ -246,14 +246,6 @@ class HierarchyDocument(_Document):
                     found=f"used: {', '.join(n for n in names if n in used) or 'none'}",
                     remedy="use it, or leave it out",
                 )
-
-
-def named(expressions: Iterable[Expression]) -> Iterator[object]:
-    """Yields all that formulas name: strata, places, parameters, attributes, policies; in order, with repeats."""
-    for atom in (a for read in expressions for a in atoms_within(read)):
-        value = atom.attribute if isinstance(atom, Total) else atom
-        yield value
-        yield from (getattr(v, word, None) for v in (atom, value) for word in ("of", "over", "on", "stratum", "policy"))
 
 
 # ---------------------------------------------------------------- reading

@@ -131,17 +131,6 @@ class ExpressionTooLarge(SpecError):
     """An expression is too deep for recursion or too large for a program."""
 
 
-def check_size(expression: Expression) -> None:
-    """Raises `ExpressionTooLarge`."""
-    depth, size = expression.depth, expression.size
-    if depth > MAX_DEPTH or size > MAX_SIZE:
-        raise ExpressionTooLarge(
-            f"an expression of depth {depth} and size {size} is too large",
-            required=f"at most {MAX_DEPTH} levels and {MAX_SIZE} nodes",
-            remedy="an atomic gate or kernel weight is a scalar formula; move data into an Attribute",
-        )
-
-
 Operand = Expression | int | float | Fraction
 
 
@@ -165,7 +154,12 @@ class Nested(Expression):
         """Sets the size and the parts, in the order of the constructor. Raises `ExpressionTooLarge`."""
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "size", size)
-        check_size(self)
+        if depth > MAX_DEPTH or size > MAX_SIZE:
+            raise ExpressionTooLarge(
+                f"an expression of depth {depth} and size {size} is too large",
+                required=f"at most {MAX_DEPTH} levels and {MAX_SIZE} nodes",
+                remedy="an atomic gate or kernel weight is a scalar formula; move data into an Attribute",
+            )
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_hash", hash(parts))
 

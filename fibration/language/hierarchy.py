@@ -26,14 +26,14 @@ from pydantic_core import CoreSchema
 from fibration.errors import SpecError, located, suggest
 from fibration.language.atoms import Density, Stratum, in_channel, reward
 from fibration.language.declared import check_name
-from fibration.language.document import HierarchyDocument, named, read_document, read_json
+from fibration.language.document import HierarchyDocument, read_document, read_json
 from fibration.language.expressions import Expression, as_number
 from fibration.language.gates import Decomposition, Gate, GatePerChannel, as_gate
 from fibration.language.objectives import Objective, as_penalty
 from fibration.language.outline import Outline
 from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.report import BUDGET, LEFT, Report, parts, short
-from fibration.language.statistics import Aggregate, Ordered, atoms_within, of_rows
+from fibration.language.statistics import Aggregate, Ordered, atoms_within, named, of_rows
 from fibration.language.strata import Balanced
 from fibration.language.traversal import atoms
 

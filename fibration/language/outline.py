@@ -29,12 +29,11 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.declared import Declared, FrozenMap, Name, Policy
-from fibration.language.document import named
 from fibration.language.expressions import Expression
 from fibration.language.gates import Decomposition, Gate
 from fibration.language.objectives import Objective, Penalty
 from fibration.language.operators import exp, where
-from fibration.language.statistics import Aggregate, Ordered, atoms_within, total, within
+from fibration.language.statistics import Aggregate, Ordered, atoms_within, named, total, within
 from fibration.language.strata import Assumption, Fibration, Shape, masses, uniform
 from fibration.language.traversal import atoms, substitute
 
@@ -228,7 +227,10 @@ def home(hierarchy: Outline, atom: Expression) -> str | None:
     parameter = atom.parameter if isinstance(atom, Component) else atom
     if not isinstance(parameter, Parameter):
         return None
-    if parameter in set(_one_for_all(hierarchy)):
+    levels = [*(hierarchy.gate(s) for s in hierarchy.gates), *(f.weight for f in hierarchy.fibrations)]
+    inside = (formula for e in levels for formula in itertools.islice(within(e), 1, None))
+    beside = (formula for e in hierarchy._beside_levels() for formula in within(e))
+    if any(parameter in atoms(formula) for formula in (*beside, *inside)):
         return BATCH
     shape = hierarchy.shape
     readers = []
@@ -239,14 +241,6 @@ def home(hierarchy: Outline, atom: Expression) -> str | None:
     # a parameter that crossing strata read has one value for the batch
     one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)
     return readers[0].name if one else BATCH
-
-
-def _one_for_all(h: Outline) -> Iterator[Expression]:
-    """Yields the atoms of formulas beside gates and kernels, and of formulas in statistics."""
-    levels = [*(h.gate(s) for s in h.gates), *(f.weight for f in h.fibrations)]
-    inside = (formula for e in levels for formula in itertools.islice(within(e), 1, None))
-    for formula in (*(formula for e in h._beside_levels() for formula in within(e)), *inside):
-        yield from atoms(formula)
 
 
 def row_path(hierarchy: Outline, leaf: str) -> list[str]:

@@ -8,6 +8,7 @@ So short expressions stay cheap, and whether a quotient is 0 for all values is d
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -181,7 +182,7 @@ def shifted(p: Polynomial, atom: int, lower: Bound | None, upper: Bound | None) 
         result = _convolve(result, line)
         if power in powers:
             more = _convolve([powers[power]], homogeneous)
-            result = [a + b for a, b in _padded(result, more)]
+            result = [a + b for a, b in itertools.zip_longest(result, more, fillvalue=constant(0))]
     return result
 
 
@@ -192,11 +193,6 @@ def _convolve(a: Sequence[Polynomial], b: Sequence[Polynomial]) -> list[Polynomi
             if x and y:
                 found[i + j] += x * y
     return found
-
-
-def _padded(a: list[Polynomial], b: list[Polynomial]) -> Iterable[tuple[Polynomial, Polynomial]]:
-    long = max(len(a), len(b))
-    return zip(*(x + [constant(0)] * (long - len(x)) for x in (a, b)), strict=True)
 
 
 # ---------------------------------------------------------------- quotients

@@ -12,7 +12,7 @@ Advantages are detached formulas of `reward`: `Hierarchy(advantages=centred(rewa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -281,6 +281,14 @@ def atoms_within(expression: Expression, kind: type[A], /, *more: type[A]) -> tu
 def atoms_within(expression: Expression, *kinds: type[Expression]) -> tuple[Expression, ...]:
     """As `atoms`, of the expression and of the formulas in its statistics and order."""
     return tuple(dict.fromkeys(a for e in within(expression) for a in atoms(e, *kinds)))
+
+
+def named(expressions: Iterable[Expression]) -> Iterator[object]:
+    """Yields all that formulas name: strata, places, parameters, attributes, policies; in order, with repeats."""
+    for atom in (a for read in expressions for a in atoms_within(read)):
+        value = atom.attribute if isinstance(atom, Total) else atom
+        yield value
+        yield from (getattr(v, word, None) for v in (atom, value) for word in ("of", "over", "on", "stratum", "policy"))
 
 
 def of_rows(expression: Expression, rows: Stratum) -> Expression:

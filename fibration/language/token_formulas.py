@@ -46,6 +46,10 @@ REWARDS = (
     "what a token was sampled with: reward, log_prob of all policies but current; attributes, counts and totals of it "
     "or of what it lies over; parameters; statistics and order of these"
 )
+OF_ELEMENTS = (
+    "values of every {}: attributes, counts and totals of it or of coarser strata, its advantage if it has one; "
+    "parameters; statistics and order of these values"
+)
 OF_ADVANTAGES = "rewards in the formula of advantages alone: calls make advantages of them"
 GATHERED = "of= a stratum of the hierarchy whose elements lie over those of over="
 # Atoms that no formula here may read: why not, and what to write instead.
@@ -155,7 +159,7 @@ class _Reader:
     def check(self, what: str, formula: Expression, role: str, place: Stratum | None, judged: bool = True) -> None:
         """Raises SpecError for the first atom that cannot be read at `place`, or in statistics and order there."""
         for atom in atoms(formula):
-            here = REWARDS if role == "advantages" and place is None else _at(place)
+            here = REWARDS if role == "advantages" and place is None else OF_ELEMENTS.format(place) if place else TOKENS
             words = OF_ADVANTAGES if atom == reward else here
             rules = [(words, self.word(atom, role)), (GATHERED, self.gathered(atom)), (LEVEL, self.level(atom, place))]
             for required, problem in (*rules, (here, self.problem(atom, place) if judged else None)):
@@ -324,16 +328,6 @@ class _Reader:
             return f"name one of {', '.join(names)}" if names else "name what tokens lie over"
         declare = f"name one of {', '.join(names)}; or declare it, groups=[{other}], with a label for each row"
         return suggest(other.name, names) or declare
-
-
-def _at(place: Stratum | None) -> str:
-    """Returns, for messages, what may be read at a token or at an element of a stratum."""
-    if place is None:
-        return TOKENS
-    return (
-        f"values of every {place}: attributes, counts and totals of it or of coarser strata, its advantage if it "
-        "has one; parameters; statistics and order of these values"
-    )
 
 
 def _names(strata: tuple[Stratum, ...]) -> str:

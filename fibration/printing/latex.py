@@ -35,7 +35,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective, Penalty
 from fibration.language.operators import OPERATORS
 from fibration.language.statistics import ONE, Aggregate, Ordered
-from fibration.language.strata import Assumption, Fibration, Populated
+from fibration.language.strata import Assumption, Populated
 from fibration.language.traversal import atoms, cancel, rewrite
 from fibration.printing.text import has_crossings, joint, moebius
 
@@ -69,8 +69,12 @@ def rows_of(h: Hierarchy) -> list[str]:
     two = len(h.decomposition.channels) > 1
     rows = [f"&{_strata(h)}"]
     rows += [rf"K({_name(f.source)} \mid {_name(f.target)}) &= {tex(f.weight)}" for f in h.fibrations]
-    rows += [_joint_kernels(target, cover) for target in h.strata for cover in joint(h, target)]
-    if mass in {a for e in _read(h) for a in atoms(e)} and h.shape.is_acyclic:
+    for target, cover in ((s, cover) for s in h.strata for cover in joint(h, s)):
+        sums = (rf"\sum_{{{_name(f.source)}}} K({_name(f.source)} \mid {_name(target)})" for f in cover)
+        rows.append(f"{' + '.join(sums)} &= 1")
+    d = h.decomposition
+    read = (*(g.expression for g in h.gates.values()), *(e for _, e in d.densities), d.recovery)
+    if any(mass in atoms(e) for e in read) and h.shape.is_acyclic:
         rows += [rf"m({_name(s)}) &= {tex(m)}" for s, m in h.masses.items()]
     rows += [_assumption(h, a) + r" \quad\text{is assumed}" for a in h.assume]
     rows += [rf"F{f'_{{{c}}}' if two else ''}(x) &= {tex(cancel(e))}" for c, e in h.decomposition.densities]
@@ -144,18 +148,6 @@ def _strata(h: Hierarchy) -> str:
         paths.append(path)
     paths += [[h.rows, group] for group in h.groups]
     return r",\quad ".join(r" \to ".join(map(_name, path)) for path in paths)
-
-
-def _read(h: Hierarchy) -> Iterator[Expression]:
-    """Yields the formulas that may read the mass."""
-    yield from (g.expression for g in h.gates.values())
-    yield from (e for _, e in h.decomposition.densities)
-    yield h.decomposition.recovery
-
-
-def _joint_kernels(target: Stratum, cover: Sequence[Fibration]) -> str:
-    sums = (rf"\sum_{{{_name(f.source)}}} K({_name(f.source)} \mid {_name(target)})" for f in cover)
-    return f"{' + '.join(sums)} &= 1"
 
 
 def _assumption(h: Hierarchy, assumption: Assumption) -> str:
