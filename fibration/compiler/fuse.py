@@ -11,20 +11,7 @@ from dataclasses import replace
 
 from fibration.compiler import ir
 from fibration.compiler.arguments import signature
-from fibration.compiler.ir import (
-    BATCH,
-    Const,
-    Input,
-    Key,
-    Map,
-    Mix,
-    Node,
-    Pull,
-    Push,
-    Quantile,
-    Scan,
-    broadcast,
-)
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Mix, Node, Pull, Push, Quantile, Scan, broadcast
 from fibration.compiler.optimise import subtracted
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, counts, gathers
 from fibration.compiler.program import Program

@@ -24,17 +24,7 @@ from fibration.compiler.ir import Detach, Input, Key, Map, Node, Push, binary
 from fibration.compiler.program import Program
 from fibration.compiler.scalars import ONE, ZERO
 from fibration.errors import SpecError
-from fibration.language.atoms import (
-    BATCH,
-    Count,
-    Density,
-    Gated,
-    Stratum,
-    Total,
-    at,
-    in_channel,
-    residual,
-)
+from fibration.language.atoms import BATCH, Count, Density, Gated, Stratum, Total, at, in_channel, residual
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.gates import Gate

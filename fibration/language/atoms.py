@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from fibration.errors import ParameterError, SpecError, declare, shown
 from fibration.language.declared import Declared, FrozenMap, Name, check_name, several
-from fibration.language.expressions import Expression, Nested, as_expression
+from fibration.language.expressions import Expression, Nested, Spelled, as_expression, spell
 from fibration.language.traversal import KEPT, transform
 
 BATCH = "batch"
@@ -70,10 +70,6 @@ ROWS = Place("rows")  # the rows of the batch, until the hierarchy names their s
 Where = Stratum | Place | None
 
 
-def over_text(place: Where) -> str:
-    return "" if place is None else f", over={place!r}"
-
-
 def of_strata(of: object, what: str) -> Stratum | Place:
     if isinstance(of, (Stratum, Place)):
         return of
@@ -84,11 +80,7 @@ def of_stratum(on: object, what: str) -> Any:
     """Returns a stratum, or the mapping that JSON has for one, unchanged. SpecError for anything else."""
     if isinstance(on, (Stratum, Mapping)):
         return on
-    raise SpecError(
-        f"{what}: on={on!r}",
-        required="a Stratum",
-        remedy=declare("strata", on, "token"),
-    )
+    raise SpecError(f"{what}: on={on!r}", required="a Stratum", remedy=declare("strata", on, "token"))
 
 
 class Gathered(Expression):
@@ -118,8 +110,8 @@ class Count(Gathered):
     of: Stratum | Place
     over: Where = None
 
-    def text(self) -> str:
-        return f"count({self.of!r}{over_text(self.over)})"
+    def spelled(self) -> Spelled:
+        return spell("count", self.of, over=self.over)
 
 
 def count(of: Stratum | Place, over: Where = None) -> Count:
@@ -155,13 +147,7 @@ class Attribute(_Named):
     upper: float | None = None
 
     def __init__(
-        self,
-        name: str,
-        on: Stratum,
-        *,
-        positive: bool = True,
-        lower: float | None = None,
-        upper: float | None = None,
+        self, name: str, on: Stratum, *, positive: bool = True, lower: float | None = None, upper: float | None = None
     ) -> None:
         check_name(name, "an attribute")
         super().__init__(  # type: ignore[call-arg]
@@ -226,8 +212,8 @@ class Total(Gathered):
         """The stratum whose elements are summed, as `Count.of` is the stratum whose elements are counted."""
         return self.attribute.on
 
-    def text(self) -> str:
-        return f"total({self.attribute.name}{over_text(self.over)})"
+    def spelled(self) -> Spelled:
+        return spell("total", self.attribute, over=self.over)
 
 
 def _as_default(value: object) -> object:
@@ -389,9 +375,8 @@ class Density(Expression):
     stratum: Stratum
     channel: str | None = None
 
-    def text(self) -> str:
-        own = "" if self.channel is None else f', "{self.channel}"'
-        return f"density({self.stratum!r}{own})"
+    def spelled(self) -> Spelled:
+        return spell("density", self.stratum, self.channel)
 
 
 def density(stratum: Stratum, channel: str | None = None) -> Density:
@@ -411,8 +396,8 @@ class Gated(Expression):
 
     channel: str
 
-    def text(self) -> str:
-        return f'gated("{self.channel}")'
+    def spelled(self) -> Spelled:
+        return spell("gated", self.channel)
 
 
 def gated(channel: str = "") -> Gated:

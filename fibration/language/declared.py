@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from fibration.errors import SpecError, declare
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Expression, Spelled, spell
 from fibration.language.operators import CALLED
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
@@ -117,8 +117,8 @@ class LogProb(Expression):
 
     policy: Policy
 
-    def text(self) -> str:
-        return f"log_prob({self.policy!r})"
+    def spelled(self) -> Spelled:
+        return spell("log_prob", self.policy)
 
 
 def log_prob(policy: Policy) -> LogProb:

@@ -77,9 +77,15 @@ class Expression:
             remedy="write where(condition, value, otherwise), maximum and minimum; join conditions with & and |",
         )
 
+    def spelled(self) -> Spelled | None:
+        """Returns the call that makes an atom; None for an atom that is written as its name."""
+        return None
+
     def text(self) -> str:
         """Returns the text of an atom. `write` writes numbers and applications."""
-        raise NotImplementedError
+        function, positional, named = self.spelled() or (type(self).__name__, (), ())
+        words = [f'"{v}"' if isinstance(v, str) else str(v) for v in positional]
+        return f"{function}({', '.join([*words, *(f'{key}={value}' for key, value in named)])})"
 
     def __str__(self) -> str:
         return write(self)
@@ -129,6 +135,15 @@ def _no_array(formula: Expression, function: str, args: tuple[object, ...]) -> S
 
 class ExpressionTooLarge(SpecError):
     """An expression is too deep for recursion or too large for a program."""
+
+
+Spelled = tuple[str, tuple[object, ...], tuple[tuple[str, object], ...]]  # a function of the language, and arguments
+
+
+def spell(function: str, *positional: object, **named: object) -> Spelled:
+    """Returns a call in the language. Arguments that are None are left out."""
+    given = tuple((key, value) for key, value in named.items() if value is not None)
+    return function, tuple(value for value in positional if value is not None), given
 
 
 Operand = Expression | int | float | Fraction

@@ -14,13 +14,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    GetJsonSchemaHandler,
-    ModelWrapValidatorHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, GetJsonSchemaHandler, ModelWrapValidatorHandler, model_serializer, model_validator
 from pydantic_core import CoreSchema
 
 from fibration.errors import SpecError, located, suggest

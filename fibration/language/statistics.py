@@ -27,9 +27,8 @@ from fibration.language.atoms import (
     Total,
     Where,
     of_strata,
-    over_text,
 )
-from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression
+from fibration.language.expressions import Apply, Expression, Number, Operand, Spelled, as_expression, spell
 from fibration.language.traversal import A, atoms, transform
 
 BEFORE, AFTER = "before", "after"
@@ -68,12 +67,11 @@ class Ordered(Summary):
     def is_position(self) -> bool:
         return (self.direction, self.formula, self.discount) == (BEFORE, ONE, ONE)
 
-    def text(self) -> str:
-        of = "" if self.of is None else f", of={self.of!r}"
+    def spelled(self) -> Spelled:
         if self.is_position:
-            return f"position({over_text(self.over)[2:]}{of})"
-        discount = "" if self.discount == ONE else f", discount={self.discount}"
-        return f"{self.direction}({self.formula}{over_text(self.over)}{discount}{of})"
+            return spell("position", over=self.over, of=self.of)
+        discount = None if self.discount == ONE else self.discount
+        return spell(self.direction, self.formula, over=self.over, discount=discount, of=self.of)
 
 
 def before(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
@@ -168,10 +166,9 @@ class Aggregate(Summary, Gathered):
     def word(self) -> str:
         return self.kind
 
-    def text(self) -> str:
-        level = "" if self.level is None else f", {self.level}"
-        of = "" if self.of is None else f", of={self.of!r}"
-        return f"{self.kind}({self.formula}{level}{over_text(self.over)}{of}{', others=True' * self.others})"
+    def spelled(self) -> Spelled:
+        others = self.others or None
+        return spell(self.kind, self.formula, self.level, over=self.over, of=self.of, others=others)
 
 
 def _aggregate(

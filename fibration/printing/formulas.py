@@ -21,8 +21,6 @@ from fibration.language.atoms import (
     SOURCE,
     Attribute,
     Count,
-    Density,
-    Gated,
     Gathered,
     Parameter,
     Place,
@@ -35,10 +33,10 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.declared import LogProb, Policy
-from fibration.language.expressions import Apply, Expression, Number, write_number
+from fibration.language.expressions import Apply, Expression, Number, spell, write_number
 from fibration.language.objectives import constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import OPERATORS
-from fibration.language.statistics import ONE, Aggregate, Ordered, atoms_within, centred, standardised
+from fibration.language.statistics import Aggregate, Ordered, atoms_within, centred, standardised
 from fibration.language.strata import proportional, uniform
 from fibration.language.traversal import atoms, transform
 from fibration.printing.layout import call, nesting, quoted
@@ -88,29 +86,8 @@ def _call(e: Expression) -> Call | None:
         return Call(NAMES.get(e.operator, e.operator), e.arguments)
     if isinstance(e, Apply):
         return _of_advantages(e) or _of_weight(e)
-    if isinstance(e, Count):
-        return Call("count", (e.of,), _given(over=e.over))
-    if isinstance(e, Total):
-        return Call("total", (e.attribute,), _given(over=e.over))
-    if isinstance(e, Density):
-        return Call("density", (e.stratum,) if e.channel is None else (e.stratum, e.channel))
-    if isinstance(e, Gated):
-        return Call("gated", (e.channel,))
-    if isinstance(e, LogProb):
-        return Call("log_prob", (e.policy,))
-    if isinstance(e, Aggregate):
-        positional = (e.formula,) if e.level is None else (e.formula, e.level)
-        return Call(e.kind, positional, _given(over=e.over, of=e.of, others=e.others or None))
-    if isinstance(e, Ordered) and e.is_position:
-        return Call("position", (), _given(over=e.over, of=e.of))
-    if isinstance(e, Ordered):
-        discount = None if e.discount == ONE else e.discount
-        return Call(e.direction, (e.formula,), _given(over=e.over, discount=discount, of=e.of))
-    return None
-
-
-def _given(**named: object) -> tuple[tuple[str, object], ...]:
-    return tuple((key, value) for key, value in named.items() if value is not None)
+    spelled = e.spelled()
+    return None if spelled is None else Call(*spelled)
 
 
 def _of_advantages(e: Apply) -> Call | None:
@@ -120,7 +97,8 @@ def _of_advantages(e: Apply) -> Call | None:
     left, right = e.arguments
     if e.operator == "-" and isinstance(right, Aggregate) and right.of is not None:
         if reward in atoms_within(left) and centred(left, right.over, right.others, right.of) == e:
-            return Call("centred", (left,), _given(over=right.over, leave_one_out=right.others or None, of=right.of))
+            one_out = right.others or None
+            return Call(*spell("centred", left, over=right.over, leave_one_out=one_out, of=right.of))
     elif isinstance(left, Apply) and isinstance(right, Apply) and right.operator == "+":
         call = _of_advantages(left)
         if call is not None and call.function == "centred":
@@ -129,7 +107,7 @@ def _of_advantages(e: Apply) -> Call | None:
             given, epsilon = (formula, mean.over, mean.others, mean.of), right.arguments[1]
             if standardised(*given, epsilon) == e:
                 said = None if standardised(*given) == e else epsilon
-                return Call("standardised", call.positional, (*call.named, *_given(epsilon=said)))
+                return Call(*spell("standardised", *call.positional, **dict(call.named), epsilon=said))
     return None
 
 
