@@ -7,11 +7,11 @@ with one reward per row costs nothing per token.
 from __future__ import annotations
 
 from fibration.compiler import ir
-from fibration.compiler.diagnostics import equal
+from fibration.compiler.diagnostics import lost, nothing
 from fibration.compiler.formulas import Each, Formulas, added
 from fibration.compiler.ir import Input, Key, Map, Node, Push
 from fibration.compiler.program import Program
-from fibration.compiler.scalars import ONE, ZERO
+from fibration.compiler.scalars import ZERO
 from fibration.language.atoms import BATCH, Stratum, at, reward
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -85,7 +85,7 @@ class _Advantages(Formulas):
 
     def of_rows(self, formula: Expression) -> Program:
         value = _where_finite(self.reward(), self.elements(at(formula, self.h.leaves[0]), self.rows))
-        return self.program({Key("advantages"): value}, _nothing(value))
+        return self.program({Key("advantages"): value}, nothing(value))
 
     def of_tokens(self, formula: Expression) -> Program:
         found, sums = {}, []
@@ -93,25 +93,19 @@ class _Advantages(Formulas):
             reads = ir.token_input("reward", leaf, self.leaves)
             value = _where_finite(reads, self.tokens(formula, leaf))
             found[ir.part("advantages", leaf, self.leaves)] = value
-            sums.append(ir.reduce(_nothing(value), row_path(self.h, leaf)))
+            sums.append(ir.reduce(nothing(value), row_path(self.h, leaf)))
         return self.program(found, added(sums))
 
-    def program(self, found: dict[Key, Node], nothing: Node) -> Program:
+    def program(self, found: dict[Key, Node], marks: Node) -> Program:
         """The program of `found`, with the number of rows whose advantage is not finite, and the coarse deviations."""
-        lost = Map(ir.scalar("select", equal(ir.arg(0), ZERO), ZERO, ONE), (nothing,))
         coarse = (node for node in self.deviations if node.stratum not in self.leaves)
         deviations = {Key(f"deviation_{i}", node.stratum): node for i, node in enumerate(coarse, 1)}
-        outputs = {**found, Key("nonfinite"): Push(self.rows, BATCH, lost), **deviations}
+        outputs = {**found, Key("nonfinite"): Push(self.rows, BATCH, lost(marks)), **deviations}
         return Program(self.h.name, self.leaves, outputs, self.names)
 
 
 def _where_finite(given: Node, node: Node) -> Node:
     """`node`, bit for bit, where `given` is finite, else NaN."""
-    nothing = ir.scalar("sub", ir.arg(0), ir.arg(0))
-    kept = ir.scalar("select", ir.scalar("le", nothing, ZERO), ir.arg(1), ir.const(float("nan")))
+    is_finite = ir.scalar("le", ir.scalar("sub", ir.arg(0), ir.arg(0)), ZERO)
+    kept = ir.scalar("select", is_finite, ir.arg(1), ir.const(float("nan")))
     return Map(kept, (given, node))
-
-
-def _nothing(node: Node) -> Node:
-    """0 where a number is finite, else NaN."""
-    return Map(ir.scalar("sub", ir.arg(0), ir.arg(0)), (node,))

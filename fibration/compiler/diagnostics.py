@@ -48,6 +48,16 @@ def equal(a: Scalar, b: Scalar) -> Scalar:
     return scalar("and", scalar("le", a, b), scalar("le", b, a))
 
 
+def nothing(node: Node) -> Node:
+    """0 where a number is finite, else NaN."""
+    return Map(scalar("sub", arg(0), arg(0)), (node,))
+
+
+def lost(nothing: Node) -> Node:
+    """1 where a sum of `nothing` is NaN, else 0."""
+    return Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (nothing,))
+
+
 def slope_of(gated: Node, residual: Node) -> Scalar | None:
     """The gate's slope as a body over the gate's own operands, or None where it is constant in its residual."""
     if gated is residual:
@@ -263,12 +273,11 @@ def count_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TE
     in `terms` count too. If the count is above 0, the objective is NaN.
     """
     rows = report_of(hierarchy).rows
-    nothing = _nothing(program, hierarchy, terms)
-    sums = [ir.reduce(node, rows[leaf]) for leaf, node in nothing.items()]
-    lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
-    counted = Push(next(iter(rows.values()))[-1], BATCH, lost)
+    marks = _nothing(program, hierarchy, terms)
+    sums = [ir.reduce(node, rows[leaf]) for leaf, node in marks.items()]
+    counted = Push(next(iter(rows.values()))[-1], BATCH, lost(total(sums)))
     outputs = {k: _unless(counted, v) if k == Key("objective") else v for k, v in program.outputs.items()}
-    names = {**{node: program.part("nan_or_0", leaf) for leaf, node in nothing.items()}, **program.names}
+    names = {**{node: program.part("nan_or_0", leaf) for leaf, node in marks.items()}, **program.names}
     return replace(program, outputs={**outputs, Key("nonfinite"): counted}, names=names).validate()
 
 
@@ -277,8 +286,8 @@ def mark_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TER
 
     A caller that does not read the count, as on a GPU, would otherwise train on the 0 of a closed gate.
     """
-    nothing = _nothing(program, hierarchy, terms)
-    outputs = {k: _unless(nothing[v.stratum], v) if v.stratum in nothing else v for k, v in program.outputs.items()}
+    marks = _nothing(program, hierarchy, terms)
+    outputs = {k: _unless(marks[v.stratum], v) if v.stratum in marks else v for k, v in program.outputs.items()}
     return replace(program, outputs=outputs).validate()
 
 
@@ -327,9 +336,6 @@ def report_of(hierarchy: Hierarchy) -> Report:
             names = [stratum.name, *(f.target.name for f in shape.path(stratum, over))]
             paths[stratum.name, over.name] = tuple(names)
     return Report(tuple(levels(hierarchy)), paths, rows)
-
-
-# ---------------------------------------------------------------- pulls
 
 
 RECEIVED = "received"  # the word of a pull on the sum of what all levels pass to a leaf's tokens

@@ -226,9 +226,7 @@ class Formulas:
                 return found
         if not self.may_be_empty(source, target):
             return found
-        some = ir.scalar("lt", ir.const(0), ir.arg(1))
-        nothing = ir.const(0 if reduce == "sum" else -math.inf)
-        return Map(ir.scalar("select", some, ir.arg(0), nothing), (found, ir.count_input(source, target)))
+        return where_some(found, ir.count_input(source, target), 0 if reduce == "sum" else -math.inf)
 
     def may_be_empty(self, source: str, target: str) -> bool:
         """Whether a `target` element may have no `source` elements, because only another branch lies over it."""
@@ -314,8 +312,7 @@ class Each:
         assert self.times is not None
         if reduce == "sum":
             return binary("mul", self.values, self.times)
-        some, least = ir.scalar("lt", ir.const(0), ir.arg(1)), ir.const(-math.inf)
-        return Map(ir.scalar("select", some, ir.arg(0), least), (self.values, self.times))
+        return where_some(self.values, self.times, -math.inf)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -336,6 +333,12 @@ def log_ratios(formula: Expression) -> Expression:
     """`formula` with `log_prob(current) - log_prob(old)` replaced by the log ratio, which every program has."""
     known = {NOW - BEFORE: token_log_ratio, BEFORE - NOW: -token_log_ratio}
     return rewrite(formula, lambda e: known.get(e, e))
+
+
+def where_some(values: Node, number: Node, otherwise: float) -> Node:
+    """`values` where their number is above 0."""
+    some = ir.scalar("lt", ir.const(0), ir.arg(1))
+    return Map(ir.scalar("select", some, ir.arg(0), ir.const(otherwise)), (values, number))
 
 
 def _larger(a: Node, b: Node) -> Node:

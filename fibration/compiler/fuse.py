@@ -20,8 +20,6 @@ from fibration.compiler.schedule import value_names
 from fibration.compiler.spread import collected, exact
 from fibration.errors import IRError
 
-# ---------------------------------------------------------------- routes
-
 
 def route(program: Program, rows: str) -> Program:
     """Sends sums over all tokens through the segments. Tokens read coarser strata through their segment too."""

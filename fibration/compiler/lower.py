@@ -229,9 +229,7 @@ class _Lowering(Terms):
             summed: Node = Push(source, target.name, self.scaled(inside, self.density[source, channel]))
             term = self.scaled(outside, summed)
             if len(cover) > 1 and not self.has_value_without(f.source, outside):
-                here = ir.count_input(source, target.name)
-                there = ir.scalar("lt", ir.const(0), ir.arg(0))
-                term = Map(ir.scalar("select", there, ir.arg(1), ir.const(0)), (here, term))
+                term = where_kept(ir.count_input(source, target.name), term)
             terms.append(term)
         return added(terms)
 

@@ -17,11 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fibration.compiler.arguments import GIVEN
-from fibration.compiler.diagnostics import equal
+from fibration.compiler.diagnostics import lost, nothing
 from fibration.compiler.ir import BATCH, Const, Key, Map, Node, Push, Quantile, Scalar, Scan, arg, const, scalar, total
 from fibration.compiler.plan import Coarse, Collective, Spread, Stage, Sweep
 from fibration.compiler.program import Program
-from fibration.compiler.scalars import ZERO
 
 UNITS = (2.0**40, 2.0**10, 2.0**-20, 2.0**-50, 2.0**-80)
 RANGE = 2.0**69  # of a term (a ratio of e^47): half of the 2^30 multiples of a unit that make the next larger unit
@@ -76,8 +75,7 @@ def parts(x: Node) -> list[Node]:
 
 def _out_of_range(stratum: str, sums: list[Node]) -> Node:
     """The number of elements of `stratum` with a sum that is not finite."""
-    nothing: list[Node] = [Map(scalar("sub", arg(0), arg(0)), (s,)) for s in dict.fromkeys(sums)]  # 0, or NaN
-    flag = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(nothing),))
+    flag = lost(total([*map(nothing, dict.fromkeys(sums))]))
     return flag if stratum == BATCH else Push(stratum, BATCH, flag)
 
 

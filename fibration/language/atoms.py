@@ -368,6 +368,9 @@ pull = Reading("pull")
 reward = Reading("reward")
 
 
+READINGS = {r.name: r for r in (residual, advantage, token_log_ratio, mass, channel_sign, pull, reward)}
+
+
 @dataclass(frozen=True, repr=False)
 class Density(Expression):
     """The density at the coarser element below (`p_{<k}`, def:fgh). `channel=None`: the channel of the gate."""

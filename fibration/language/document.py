@@ -248,9 +248,6 @@ class HierarchyDocument(_Document):
                 )
 
 
-# ---------------------------------------------------------------- reading
-
-
 NEEDED = [name for name, field in HierarchyDocument.model_fields.items() if field.is_required()]
 TELLING = {*NEEDED} - {"name"}  # no hierarchy lacks them all, and many other documents have a name
 # By the type of pydantic's error: unknown fields come first, since they explain missing ones.

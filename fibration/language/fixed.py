@@ -256,9 +256,6 @@ def _terms(e: Expression) -> Iterator[Expression]:
         yield e
 
 
-# ---------------------------------------------------------------- the parameters of a hierarchy
-
-
 def with_parameters(
     h: Hierarchy, renamed: Mapping[Expression, Expression], fixed: Mapping[Parameter, float | Fraction]
 ) -> Hierarchy:

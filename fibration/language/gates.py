@@ -111,9 +111,6 @@ def ratio_deviation(scale: Expression | None = None) -> Decomposition:
 CHANNEL_WORD = {"": "", "+": "_plus", "-": "_minus"}
 
 
-# ---------------------------------------------------------------- gates
-
-
 PULL = pull
 
 

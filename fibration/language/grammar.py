@@ -25,20 +25,7 @@ from functools import reduce
 from typing import Any, ClassVar, TypeVar
 
 from fibration.errors import SpecError, an, located, shown, suggest
-from fibration.language.atoms import (
-    Place,
-    Stratum,
-    advantage,
-    channel_sign,
-    count,
-    density,
-    gated,
-    mass,
-    pull,
-    residual,
-    reward,
-    token_log_ratio,
-)
+from fibration.language.atoms import READINGS, Place, Stratum, count, density, gated
 from fibration.language.declared import CURRENT, OLD, Declared, Policy, log_prob
 from fibration.language.expressions import MAX_DEPTH, Expression, Number, apply, as_expression, write
 from fibration.language.operators import CALLED
@@ -179,7 +166,6 @@ def _short(text: str, most: int) -> str:
 
 
 Names = Mapping[str, object]
-_READINGS = {r.name: r for r in (residual, advantage, token_log_ratio, mass, channel_sign, pull, reward)}
 _POLICIES = {name: Policy(name) for name in (CURRENT, OLD)}
 _ATOM_CALLS: dict[str, Callable[..., Expression]] = {
     f.__name__: f
@@ -199,10 +185,10 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
     if isinstance(tree, Fraction):
         return as_expression(tree, what)
     if isinstance(tree, Word):
-        found = _READINGS[tree.text] if tree.text in _READINGS else names.get(tree.text)
+        found = READINGS[tree.text] if tree.text in READINGS else names.get(tree.text)
         if isinstance(found, Expression):
             return found
-        known = sorted([*_READINGS, *(n for n, v in names.items() if isinstance(v, Expression))])
+        known = sorted([*READINGS, *(n for n, v in names.items() if isinstance(v, Expression))])
         kind = "is a stratum, not a number" if isinstance(found, (Stratum, Place)) else "means nothing here"
         remedy = "the importance ratio is exp(token_log_ratio)" if tree.text in _RATIOS else suggest(tree.text, known)
         raise _unknown(f"{what}: the name '{tree.text}' {kind}", known, remedy)
@@ -285,9 +271,6 @@ def called(
 def parse(text: object, names: Names, what: str = "an expression") -> Expression:
     """Reads text and builds its Expression."""
     return as_expression(build(read(text, what), names, what))
-
-
-# ---------------------------------------------------------------- constructors
 
 
 W = TypeVar("W", bound="Written")

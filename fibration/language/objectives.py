@@ -207,9 +207,6 @@ def constant_normaliser(length: Expression) -> Objective:
     return Objective(weight=1 / (count(ROWS, over=WHOLE) * length))
 
 
-# ---------------------------------------------------------------- penalties
-
-
 class Penalty(Declared):
     """A term that is subtracted from the objective: `J - Σ_i μ_i·formula_i`. Gradients flow through it.
 

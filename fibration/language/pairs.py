@@ -318,9 +318,6 @@ def _place_in_gates(h: Hierarchy, p: Parameter, places: set[Stratum]) -> Stratum
     return readers[0] if alone and readers[0] in places else None
 
 
-# ---------------------------------------------------------------- what reads the same batches
-
-
 _ONE_NAME = "say that they are one: --match {mine}={yours}; or give it one name in both"
 
 

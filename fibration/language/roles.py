@@ -202,9 +202,6 @@ def renamed(h: Hierarchy, names: Mapping[str, str]) -> Hierarchy:
     return Hierarchy.model_validate(made)
 
 
-# ---------------------------------------------------------------- the parts of two losses
-
-
 def declared(h: Hierarchy) -> dict[str, str]:
     """Returns the parts of a loss as they are declared, by name."""
     return {

@@ -136,9 +136,6 @@ def _is_share(discount: Expression) -> bool:
     return isinstance(discount, Number) and 0 <= discount.value <= 1
 
 
-# ---------------------------------------------------------------- statistics
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Aggregate(Summary, Gathered):
     """A statistic of a formula over all elements of `of` (None: over tokens) that lie over an element of `over`.
@@ -314,9 +311,6 @@ def rewritten_within(expression: Expression, change: Callable[[Expression], Expr
         return replace(atom, formula=rewritten(atom.formula, change), level=level)
 
     return transform(expression, inside)
-
-
-# ---------------------------------------------------------------- advantages
 
 
 def centred(formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS) -> Expression:

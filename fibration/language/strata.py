@@ -103,9 +103,6 @@ class Fibration(Declared):
         return f"Fibration({self.source!r}, {self.target!r}, kernel={self.kernel!r})"
 
 
-# ---------------------------------------------------------------- assumptions, which every index is checked against
-
-
 class Balanced(Declared):
     """The assumption that strata cross in proportional frequencies: `m(a∩b)·m(c) = m(a)·m(b)` over each common `c`."""
 
@@ -388,9 +385,6 @@ class Shape:
                 yield (*way, last)
 
 
-# ---------------------------------------------------------------- the leaf measure
-
-
 def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expression]:
     """Returns `m` of every stratum, read at its elements. If paths disagree, it follows the first (law `coherent`).
 
@@ -436,11 +430,11 @@ def gauge(shape: Shape, root: Stratum) -> Expression:
 def factors_over(weight: Expression, stratum: str) -> tuple[Expression, Expression]:
     """Splits a product into the part that varies over `stratum` and the part that is constant on its fibres."""
     coefficient, factors = factored(weight)
-    inside = {e: p for e, p in factors.items() if any(_varies(a, stratum) for a in atoms(e))}
+
+    def varies(atom: Expression) -> bool:
+        place = read_at(atom)
+        return not isinstance(atom, (Parameter, Component)) if place is None else place.name == stratum
+
+    inside = {e: p for e, p in factors.items() if any(map(varies, atoms(e)))}
     outside = {e: p for e, p in factors.items() if e not in inside}
     return multiplied(Fraction(1), inside), multiplied(coefficient, outside)
-
-
-def _varies(atom: Expression, stratum: str) -> bool:
-    place = read_at(atom)
-    return not isinstance(atom, (Parameter, Component)) if place is None else place.name == stratum

@@ -96,7 +96,7 @@ def fact_rows(facts: Iterable[Fact]) -> Iterator[Row]:
     """Yields a row for each fact. The whole hierarchy is no subject to name."""
     for f in facts:
         subject = f.subject.removesuffix("hierarchy").removesuffix(": ")  # of several hierarchies: `grpo: hierarchy`
-        yield Row(mark_of(f), f.name, subject, f.value, f.argument, is_value=True)
+        yield Row(WARNS if f.level == WARNING else NOTES, f.name, subject, f.value, f.argument, is_value=True)
 
 
 def columns(narrow: int) -> Table:
@@ -113,11 +113,6 @@ def kind(report: Report, verdict: Verdict) -> Kind:
     if verdict.accepted:
         return KINDS["proved" if verdict.status == "proved" else "given up"]
     return KINDS[verdict.status if report.head(verdict) is verdict else "follows"]
-
-
-def mark_of(fact: Fact) -> Kind:
-    """Returns the look of a fact: a warning, or any other."""
-    return WARNS if fact.level == WARNING else NOTES
 
 
 def in_words(fact: Fact) -> str:
@@ -261,9 +256,6 @@ def compared(report: Report) -> str:
     (v,) = report.verdicts
     said = f"'{report.hierarchy.name}' is {report.outcome}: {v.argument or v.counterexample or v.found}"
     return f"{MARKS[v.status].sign} {markdown_text(said)}"
-
-
-# ---------------------------------------------------------------- comparisons
 
 
 class Parts(NamedTuple):

@@ -204,9 +204,6 @@ def shortened(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"
 
 
-# ---------------------------------------------------------------- regimes of gates
-
-
 @dataclass(frozen=True)
 class Regime:
     """The look of a regime in tables and pictures. The colours are safe for colour-blind readers."""
