@@ -137,22 +137,21 @@ def read_at(hierarchy: Hierarchy, penalty: Penalty) -> Stratum:
 
 
 def checked_terms(program: Program) -> dict[str, tuple[Node, ...]]:
-    """By leaf, the vectors over tokens that may be infinite for finite inputs: weights and penalty terms."""
-    found = {leaf: [node] for leaf, node in kept_weights(program).items()}
+    """By leaf, the vectors over tokens that may be infinite for finite inputs: weights and penalty terms.
+
+    The product of a token's weights counts, and is 0 at tokens that `keep` drops.
+    """
+    weights: dict[str, Node] = {}
+    for key, node in program.outputs.items():
+        if key.word.startswith("weight_"):
+            before = weights.get(node.stratum)
+            weights[node.stratum] = node if before is None else Map(scalar("mul", arg(0), arg(1)), (before, node))
+    kept = {leaf: program.outputs.get(program.part("kept", leaf)) for leaf in weights}
+    found = {leaf: [where_kept(kept[leaf], node)] for leaf, node in weights.items()}
     for key, node in program.outputs.items():
         if key.word.startswith("term_"):
             found.setdefault(node.stratum, []).append(node)
     return {leaf: tuple(nodes) for leaf, nodes in found.items()}
-
-
-def kept_weights(program: Program) -> dict[str, Node]:
-    """By leaf with weights, the product of each token's weights, 0 at tokens that `keep` drops."""
-    found: dict[str, Node] = {}
-    for key, node in program.outputs.items():
-        if key.word.startswith("weight_"):
-            before = found.get(node.stratum)
-            found[node.stratum] = node if before is None else Map(scalar("mul", arg(0), arg(1)), (before, node))
-    return {leaf: where_kept(program.outputs.get(program.part("kept", leaf)), w) for leaf, w in found.items()}
 
 
 def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Program:

@@ -224,14 +224,10 @@ class Formulas:
             found = Push(source, target, node, reduce, wide)
             if reduce == "sum":
                 return found
-        if not self.may_be_empty(source, target):
+        over = {s.name: self.whole.leaves_over(s) for s in self.whole.strata}
+        if over[target] <= over[source]:  # else only another branch may lie over an element
             return found
         return where_some(found, ir.count_input(source, target), 0 if reduce == "sum" else -math.inf)
-
-    def may_be_empty(self, source: str, target: str) -> bool:
-        """Whether a `target` element may have no `source` elements, because only another branch lies over it."""
-        over = {s.name: self.whole.leaves_over(s) for s in self.whole.strata}
-        return not over[target] <= over[source]
 
     def exact_mean(self, atom: Aggregate, each: Sequence[Each], over: str) -> Node:
         """The mean as `a + Σ(f - a)/n`, where `a` is the largest value. If all values are `a`, it is exactly `a`.

@@ -9,7 +9,6 @@ limit, and the limits do not show which.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -75,52 +74,51 @@ def at_infinity(
     """
     if infinite.keys().isdisjoint(atoms(expression)):
         return expression
-    known = _Known(
-        functools.partial(is_positive, here=here),
-        functools.partial(_has_value, here=here),
-        lambda e: carries_gradient(desugar(e), through),
-    )
-    found = _limit(expression, infinite, known)
+    found = _limit(expression, _Limits(infinite, here, through))
     if isinstance(found, Expression):
         return found
     raise Unbounded(f"{expression} has no finite value where {' and '.join(map(str, infinite))} is infinite")
 
 
-class _Known(NamedTuple):
-    """Predicates of formulas that decide a limit."""
+class _Limits(NamedTuple):
+    """Which parameters are infinite, and what decides a limit: see `at_infinity`."""
 
-    positive: Callable[[Expression], bool]
-    has_value: Callable[[Expression], bool]
-    moves: Callable[[Expression], bool]
+    infinite: Mapping[Expression, int]
+    here: Here
+    through: frozenset[str]
+
+    def moves(self, e: Limit) -> bool:
+        return isinstance(e, Expression) and carries_gradient(desugar(e), self.through)
 
     def dropped(self, *parts: Limit) -> None:
         """Raises `Unbounded` for a finite part that the limit drops, and that may have no value."""
         for e in parts:
-            if isinstance(e, Expression) and not self.has_value(e):
+            if isinstance(e, Expression) and not _has_value(e, self.here):
                 raise Unbounded(f"{e}, which may have no value, beside what is infinite")
 
 
-def _limit(e: Expression, infinite: Mapping[Expression, int], known: _Known) -> Limit:
+def _limit(e: Expression, known: _Limits) -> Limit:
+    infinite = known.infinite
     if e in infinite:
         return infinite[e]
     if not isinstance(e, Apply) or infinite.keys().isdisjoint(atoms(e)):
         return e
     row = OPERATORS[e.operator]
     if isinstance(row, Sugar):
-        return _limit(row.expand(*e.arguments), infinite, known)
+        return _limit(row.expand(*e.arguments), known)
     if e.operator == "where":
-        truth = _limit(e.arguments[0], infinite, known)
+        truth = _limit(e.arguments[0], known)
         if isinstance(truth, bool):
-            return _limit(e.arguments[1 if truth else 2], infinite, known)
-        sides = [_limit(a, infinite, known) for a in e.arguments[1:]]
+            return _limit(e.arguments[1 if truth else 2], known)
+        sides = [_limit(a, known) for a in e.arguments[1:]]
         if sides[0] == sides[1]:
             known.dropped(truth)
             return sides[0]
         return apply("where", truth, *map(_finite, sides))
-    parts = [_limit(a, infinite, known) for a in e.arguments]
+    parts = [_limit(a, known) for a in e.arguments]
     if e.operator in ("and", "or"):
         return _joined(e.operator, parts, known)
-    if e.operator == STOP and not (isinstance(parts[0], Expression) and known.moves(parts[0])):
+    if e.operator == STOP and not known.moves(parts[0]):
         return parts[0]  # nothing is left to stop
     if e.operator in COMPARISONS and all(isinstance(a, Expression) for a in parts):
         return _of_limits(e.operator, parts, known)  # type: ignore[arg-type]
@@ -134,19 +132,19 @@ def _limit(e: Expression, infinite: Mapping[Expression, int], known: _Known) -> 
     return _one_infinite(e.operator, parts, known)
 
 
-def _of_limits(operator: str, parts: list[Expression], known: _Known) -> bool:
+def _of_limits(operator: str, parts: list[Expression], known: _Limits) -> bool:
     """Decides a comparison of two finite limits; raises `Unbounded` unless they certainly differ."""
     left, right = parts
     known.dropped(left, right)
     for one, other, truth in ((left, right, operator in (">", ">=")), (right, left, operator in ("<", "<="))):
         if isinstance(one, Number) and isinstance(other, Number) and one.value > other.value:
             return truth
-        if other == as_expression(0) and known.positive(one):
+        if other == as_expression(0) and is_positive(one, known.here):
             return truth
     raise Unbounded(f"{left} {operator} {right} in the limit, where the two may be equal")
 
 
-def _joined(operator: str, parts: list[Limit], known: _Known) -> Limit:
+def _joined(operator: str, parts: list[Limit], known: _Limits) -> Limit:
     stop = operator == "or"
     if stop in [a for a in parts if isinstance(a, bool)]:
         known.dropped(*parts)
@@ -161,7 +159,7 @@ def _finite(value: Limit) -> Expression:
     raise Unbounded("a branch is infinite, and another is not")
 
 
-def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
+def _one_infinite(operator: str, parts: list[Limit], known: _Limits) -> Limit:
     """Returns the limit of an operator with an infinite argument."""
     known.dropped(*parts)
     if len(parts) == 1:
@@ -187,12 +185,12 @@ def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
     raise Unbounded(f"{parts[0]} {operator} {parts[1]}")
 
 
-def _sign(value: Limit, known: _Known) -> int:
+def _sign(value: Limit, known: _Limits) -> int:
     """Returns the sign of a value that is infinite, or certainly positive or negative; else raises `Unbounded`."""
     if not isinstance(value, Expression):
         return int(value)
     for sign, e in ((1, value), (-1, -value)):
-        if known.positive(e):
+        if is_positive(e, known.here):
             return sign
     raise Unbounded(f"an infinite number times {value}, whose sign is not known")
 

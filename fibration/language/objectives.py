@@ -124,10 +124,8 @@ class Objective(Written):
     @property
     def of_penalties(self) -> Objective:
         """The default objective of penalties: `μ` and each `keep` with `normaliser="kept"`, without `weigh`."""
-        made = Objective(self.weight)
-        for keep in self.kept:
-            made = made.keep(keep.condition, "kept") if keep.normaliser == "kept" else made
-        return made
+        kept = [keep for keep in self.kept if keep.normaliser == "kept"]
+        return self.with_parts(estimator="ratio", weighed=(), kept=kept)
 
     def of_kept(self, leaves: Sequence[Stratum], rows: Stratum, below: Collection[Stratum]) -> Expression:
         """Returns `μ` at a kept token as a token formula; with `normaliser="kept"`, counts become statistics of tokens.

@@ -275,14 +275,9 @@ def as_quotient(p: Polynomial) -> Quotient:
     if p.terms[max(p.terms)] < 0:
         shared = -shared
     if common or shared != 1:
-        p = Polynomial({_divided(m, common): c // shared for m, c in p.terms.items()})
+        divided = (tuple((a, q) for a, e in m if (q := e - common.get(a, 0))) for m in p.terms)
+        p = Polynomial({m: c // shared for m, c in zip(divided, p.terms.values(), strict=True)})
     return Quotient(Fraction(shared), {**common, p: 1})
-
-
-def _divided(monomial: Monomial, by: Mapping[Factor, Exponent]) -> Monomial:
-    if not by:
-        return monomial
-    return tuple((a, q) for a, p in monomial if (q := p - by.get(a, 0)))
 
 
 def product(factors: Iterable[Quotient]) -> Quotient:
