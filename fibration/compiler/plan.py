@@ -323,9 +323,8 @@ class Plan:
         """The values of quantiles, and the token values that may jump with a sum in order."""
         order, leaves = list(self.program.nodes()), self.program.leaves
         maps = (n for n in order if isinstance(n, Map) and n.stratum in leaves)
-        jumping = {
-            n for n in maps if _jumps(n.body, {ir.arg(i) for i, o in enumerate(n.inputs) if isinstance(o, Scan)})
-        }
+        scans = ((n, {ir.arg(i) for i, o in enumerate(n.inputs) if isinstance(o, Scan)}) for n in maps)
+        jumping = {n for n, read in scans if _jumps(n.body, read)}
         return {v for n in order if isinstance(n, Quantile) for v in n.values} | jumping
 
     @cached_property

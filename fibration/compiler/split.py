@@ -1,7 +1,7 @@
 """Splits the exponentials of gated ratios: `exp(pull(x) + y)` is `pull(exp(x))·exp(y)`.
 
 This saves a sweep over the tokens where `x` is known only after a sum over coarser strata, and `y` before it: the
-factor leaves the sums over the fibre (`hoist.py`), which the first sweep can then take.
+factor leaves the sums over the fibre (`hoist`), which the first sweep can then take.
 
 Alone it could overflow, because `x` and `y` may be large where their sum is small. A `Licence` says when they are not.
 It comes from the verifier: every level adds a number to `log 𝒢` whose range is certified, and contains 0. So whatever

@@ -2,10 +2,11 @@
 
 The objects print as written and round-trip through JSON. The modules:
 
-- formulas: `atoms.py`, `policies.py`, `statistics.py`, `operators.py`, `expressions.py`
-- objects made of formulas: `gates.py`, `kernels.py`, `decompositions.py`, `objectives.py`
-- the graph of strata and fibrations: `strata.py`; the whole declaration: `hierarchy.py`
-- its JSON and files: `document.py`, `read_document.py`, `loading.py`
+- formulas: `atoms.py`, `statistics.py`, `operators.py`, `expressions.py`; their text: `grammar.py`
+- objects made of formulas: `gates.py`, `objectives.py`
+- fibrations with their kernels, and the graph of their strata: `strata.py`; the whole declaration: `hierarchy.py`
+- its JSON and files: `document.py`, `loading.py`
+- what a comparison of two needs: `pairs.py`, `conditions.py`, `fixed.py`, `roles.py`
 
 Nothing here proves or runs anything. Only `sympy_bridge.py` uses sympy.
 
