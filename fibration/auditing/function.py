@@ -21,7 +21,7 @@ from fibration.auditing.batch import UNDER, Batch, Floats, drawn
 from fibration.auditing.formula import Untraced, atom, evaluate, free
 from fibration.auditing.record import Halves, Traced, Watch, objects, trace
 from fibration.errors import AuditError, an, listed
-from fibration.language.loading import staying
+from fibration.language.apart import staying
 
 # What an argument is, by its name. The first name is the one that messages use.
 ROLES: Mapping[str, tuple[str, ...]] = {

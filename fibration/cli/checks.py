@@ -185,7 +185,7 @@ def audit(
     Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited, or
     the time ran out.
     """
-    from fibration.language.loading import each
+    from fibration.language.apart import each
     from fibration.printing.progress import working
 
     check_writable_file(output, in_folder=True)

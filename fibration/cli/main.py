@@ -19,7 +19,7 @@ from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeou
 from fibration.errors import BackendError
 from fibration.escaping import escaped_literals, guarded, one_line
 from fibration.files import check_writable, write_file
-from fibration.language.loading import turn_on
+from fibration.language.apart import turn_on
 from fibration.language.report import BUDGET
 from fibration.printing.layout import wrapped
 

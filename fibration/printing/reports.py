@@ -17,8 +17,9 @@ from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.escaping import one_line, visible
+from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import IsFunction, as_in_file, each, load_all, spec_files, split, variables_of
+from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
 from fibration.language.report import BUDGET, Fact, Options, Report
 from fibration.laws.budget import Budget
 from fibration.printing import law_table

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fibration.errors import AuditError, NoHierarchy, SpecError
-from fibration.language import loading
+from fibration.language import apart
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def _in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "in_processes", True)
+    monkeypatch.setattr(apart, "in_processes", True)
 
 
 def attempt(*codes: str, seconds: float = 60.0) -> list[object]:
@@ -34,7 +34,7 @@ def attempt(*codes: str, seconds: float = 60.0) -> list[object]:
         exec(code, names)
         return names.get("found")
 
-    return list(loading.each(work, codes, seconds, AuditError, "end it"))
+    return list(apart.each(work, codes, seconds, AuditError, "end it"))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_code_that_leaves_something_behind_has_its_result_once(code: str) -> Non
 
 def test_what_a_block_forks_ends_with_it() -> None:
     here = os.getpid()
-    with loading.staying():
+    with apart.staying():
         forked = os.fork()
     if os.getpid() != here:
         os._exit(9)
@@ -91,7 +91,7 @@ def test_what_the_code_prints_is_on_stderr_line_by_line(capfd: pytest.CaptureFix
     attempt("print('::error::a'); os.write(1, b'b\\xff\\n'); os.write(2, b'c'); atexit.register(print, 'd')")
     assert capfd.readouterr() == ("", "| ::error::a\n| b\\xff\n| cd\n")
     attempt("os.write(1, b'x' * 500_000)")
-    assert len(capfd.readouterr().err) < loading.SHOWN + 100
+    assert len(capfd.readouterr().err) < apart.SHOWN + 100
 
 
 def test_processes_that_the_code_started_end_with_it() -> None:
@@ -106,7 +106,7 @@ def test_errors_keep_their_class_and_parts() -> None:
     def work(item: int) -> None:
         raise NoHierarchy("none", required="one", found="x" * 5_000, remedy="write it")
 
-    (error,) = loading.each(work, [1], 60, SpecError, "")
+    (error,) = apart.each(work, [1], 60, SpecError, "")
     assert type(error) is NoHierarchy and (error.what, error.required, error.remedy) == ("none", "one", "write it")
     assert error.found == f"{'x' * 950}... and 4050 more characters"
 
@@ -124,7 +124,7 @@ def test_a_signal_to_the_caller_ends_the_process(number: signal.Signals, starts:
         os.close(heard)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-            loading.turn_on()
+            apart.turn_on()
             attempt(f"{starts}os.write({{0}}, b'.'); time.sleep(600)".format(said))
         finally:
             os._exit(0)
