@@ -318,4 +318,4 @@ def _plain(value: object) -> Any:
         names = list(type(value).model_fields)
     else:
         names = [f.name for f in dataclasses.fields(value) if f.init]  # type: ignore[arg-type]
-    return [f"{kind.__module__}.{kind.__qualname__}", *(_plain(getattr(value, name)) for name in names)]
+    return [kind.__qualname__, *(_plain(getattr(value, name)) for name in names)]
