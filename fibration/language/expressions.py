@@ -83,7 +83,10 @@ class Expression:
 
     def text(self) -> str:
         """Returns the text of an atom. `write` writes numbers and applications."""
-        function, positional, named = self.spelled() or (type(self).__name__, (), ())
+        spelled = self.spelled()
+        if spelled is None:
+            raise NotImplementedError
+        function, positional, named = spelled
         words = [f'"{v}"' if isinstance(v, str) else str(v) for v in positional]
         return f"{function}({', '.join([*words, *(f'{key}={value}' for key, value in named)])})"
 

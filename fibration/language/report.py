@@ -191,6 +191,10 @@ def named(law: str, *subjects: str) -> str:
     return law if subjects == ("hierarchy",) else f"{law} of {listed(subjects)}"
 
 
+def _nothing(hierarchy: Named, verdicts: tuple[Verdict, ...]) -> tuple[Fact, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Report:
     """All verdicts on one hierarchy, in the order of the laws, and its facts.
@@ -201,9 +205,7 @@ class Report:
 
     hierarchy: Named
     verdicts: tuple[Verdict, ...]
-    certify: Callable[[Any, tuple[Verdict, ...]], tuple[Fact, ...]] = field(
-        default=lambda hierarchy, verdicts: (), repr=False, compare=False
-    )
+    certify: Callable[[Any, tuple[Verdict, ...]], tuple[Fact, ...]] = field(default=_nothing, repr=False, compare=False)
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
