@@ -180,13 +180,14 @@ def arguments(body: Scalar) -> dict[int, None]:
 
 @dataclass(frozen=True, eq=False)
 class Node(metaclass=_Interned):
-    """A vector over `stratum`."""
+    """A vector over `stratum`, which is the value of the field `AT`."""
 
     operands: ClassVar[tuple[Node, ...]] = ()
+    AT: ClassVar[str]
 
     @property
     def stratum(self) -> str:
-        raise IRError(f"{type(self).__name__} has no stratum")
+        return getattr(self, self.AT)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,9 +202,7 @@ class Input(Node):
     kind: str
     key: tuple[str, ...] = ()
 
-    @property
-    def stratum(self) -> str:
-        return self.over
+    AT = "over"
 
 
 def part(word: str, leaf: str, leaves: tuple[str, ...]) -> Key:
@@ -227,9 +226,7 @@ class Const(Node):
     value: float  # a Fraction until `optimise` rounds it
     over: str
 
-    @property
-    def stratum(self) -> str:
-        return self.over
+    AT = "over"
 
 
 class _Single(Node):
@@ -250,9 +247,7 @@ class Push(_Single):
     reduce: str = "sum"
     wide: bool = False  # a sum over tokens in float64 from the inputs on, whatever reads it
 
-    @property
-    def stratum(self) -> str:
-        return self.target
+    AT = "target"
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,9 +256,7 @@ class Pull(_Single):
     target: str
     operand: Node
 
-    @property
-    def stratum(self) -> str:
-        return self.source
+    AT = "source"
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,9 +331,7 @@ class Quantile(Node):
     def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
         return (*self.values, self.level)
 
-    @property
-    def stratum(self) -> str:
-        return self.target
+    AT = "target"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -366,9 +357,7 @@ class Scan(Node):
     def operands(self) -> tuple[Node, ...]:  # type: ignore[override]
         return (*self.values, self.discount)
 
-    @property
-    def stratum(self) -> str:
-        return self.into
+    AT = "into"
 
     @property
     def sources(self) -> tuple[str, ...]:
