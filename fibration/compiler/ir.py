@@ -39,7 +39,6 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from fibration.errors import IRError
 from fibration.language.atoms import BATCH as BATCH  # the stratum of one element, over which everything lies
 from fibration.language.gates import CHANNEL_WORD
 from fibration.language.operators import PRIMITIVES

@@ -42,7 +42,6 @@ class Expression:
     __sub__, __rsub__ = _operator("-"), _operator("-", is_reflected=True)
     __mul__, __rmul__ = _operator("*"), _operator("*", is_reflected=True)
     __truediv__, __rtruediv__ = _operator("/"), _operator("/", is_reflected=True)
-    __lt__, __le__, __gt__, __ge__ = map(_operator, ("<", "<=", ">", ">="))
     __and__, __or__ = _operator("and"), _operator("or")
 
     def __pow__(self, exponent: int) -> Expression:
@@ -66,6 +65,18 @@ class Expression:
 
     def __abs__(self) -> Expression:
         return apply("abs", self)
+
+    def __lt__(self, other: Operand) -> Expression:
+        return apply("<", self, other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return apply("<=", self, other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return apply(">", self, other)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return apply(">=", self, other)
 
     def __invert__(self) -> Expression:
         return apply("not", self)

@@ -138,7 +138,7 @@ class Coinciding:
             self.may_lack |= None in found
             known = set[bool]().union(*(f or {True, False} for f in found))
             if known == {True} and self.assume.presence.may_be_of_none(statistic):
-                return as_expression(0) < number_of(statistic)  # type: ignore[arg-type]
+                return as_expression(0) < number_of(statistic)  # type: ignore[operator]
             return (ALWAYS if True in known else NEVER) if len(known) == 1 else statistic
         limit = self._common(statistic)
         if limit is None:
