@@ -101,7 +101,9 @@ def padding(f: Function) -> Finding | None:
         return None
     if at := first_failure(f, lambda b: not alike(f.evaluate(b), f.evaluate(wider(b))), SOME):
         c, wide = f.evaluate(at).coefficients[0], f.evaluate(wider(at)).coefficients[0]
-        what = f"the gradient: × {wide / c:.3g} of the first token" if c and wide != c else "the loss"
+        k = wide / c if c else 1.0
+        of = f": × {k:.3g} of the first token" if np.isfinite(k) else ", which is NaN in one of them"
+        what = f"the gradient{of}" if k != 1 else "the loss"
         return Finding("padding", "fails", f"three more masked places change {what}", at, wider(at))
     return Finding("padding", "holds", "the padded width decides nothing")
 
@@ -303,7 +305,8 @@ def first_update(f: Function) -> Finding | None:
 
     def differs(b: Batch, rows: Iterable[Row], times: float = 1.0) -> bool:
         once, changed = (f.evaluate(x).coefficients for x in (b, replace(b, rows=tuple(rows))))
-        return not is_close(times * once, changed, float(np.abs(once).max(initial=0)))
+        is_nan = not np.isfinite(once).all()  # which other findings say
+        return not is_nan and not is_close(times * once, changed, float(np.abs(once).max(initial=0)))
 
     def moves(b: Batch) -> bool:
         b = b.on_policy()

@@ -168,6 +168,20 @@ def test_whitened_advantages_are_not_accused(correction):
     assert not Function(right, "right").whitens
 
 
+def test_what_reads_no_advantages_or_standardises_padding_too_is_named_so() -> None:
+    def plain(log_probs, old_log_probs, advantages, mask):
+        return -(log_probs * mask).sum()
+
+    def padding_too(log_probs, old_log_probs, advantages, mask):
+        a = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
+        return -(torch.exp(log_probs - old_log_probs) * a * mask).sum()
+
+    one, other = Function(plain, "plain"), Function(padding_too, "padding_too")
+    assert not one.whitens and "not proportional to the advantages" in properties.first_update(one).text
+    assert other.per_token and other.whitens and properties.first_update(other).status == "note"
+    assert properties.padding(other).text.endswith("the gradient, which is NaN in one of them")
+
+
 def test_a_batch_of_one_row_that_makes_nan_is_a_note():
     found = properties.finite(whitened(1, 1e-8))
     assert found.status == "note" and found.text.startswith("a batch of one row makes the loss NaN")
