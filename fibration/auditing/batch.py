@@ -189,8 +189,11 @@ def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False) -> Bat
 
 @cache
 def small() -> tuple[Batch, ...]:
-    """Batches of one token up to nine, the smallest first, with numbers that are short in print."""
-    places = (-3.0, -1.5, -0.4, -0.25, -0.1, -0.01, 0.01, 0.1, 0.25, 0.4, 1.5, 3.0)
+    """Batches of one token up to nine, the smallest first, with numbers that are short in print.
+
+    No log ratio has two digits, as bounds do: exactly there, rounding would decide which side of a bound a token is on.
+    """
+    places = (-3.013, -1.513, -0.413, -0.263, -0.113, -0.013, 0.013, 0.113, 0.263, 0.413, 1.513, 3.013)
     found = [probe(np.array([x]), np.array([a])) for x in places for a in (1.0, -1.0)]
     shapes = ((1,), (2,), (1, 1), (2, 1), (3,), (1, 2), (2, 2), (1, 1, 1), (3, 1), (1, 1, 1, 1), (3, 5, 1))
     for seed, lengths in enumerate(shapes):
@@ -199,6 +202,7 @@ def small() -> tuple[Batch, ...]:
                 advantages = [sign * a for a in (1.0, -1.0, 0.5, -2.0)[: len(lengths)]]
                 b = drawn(seed, lengths, drift, 0.0, None, advantages)
                 rows = [r.mapped(lambda v: tuple(round(x - 0.01, 2) for x in v)) for r in b.rows]
+                rows = [replace(r, old_log_probs=tuple(round(x - 0.003, 3) for x in r.old_log_probs)) for r in rows]
                 rows = [replace(r, reward=round(r.reward, 1) + i) for i, r in enumerate(rows)]
                 found.append(replace(b, rows=tuple(rows)))
     return tuple(sorted(found, key=lambda b: b.tokens))

@@ -317,13 +317,18 @@ class Function:
 
     @cached_property
     def whitens(self) -> bool:
-        """Whether advantages are standardised inside: scaled and shifted ones give the same gradient."""
+        """Whether advantages are standardised inside: scaled and shifted, they give the same gradient; turned, not."""
         if not self.reads_advantages:
             return False
-        b = drawn(0, (5, 2, 4, 3), 0.1).on_policy()
-        other = replace(b, rows=tuple(replace(r, advantage=2 * r.advantage + 3) for r in b.rows))
-        one, two = self.evaluate(b).coefficients, self.evaluate(other).coefficients
-        return bool(np.abs(one - two).max() <= 1e-4 * np.abs(one).max())  # functions write ÷ (std + 1e-6)
+        b = drawn(0, (4, 4, 4, 4), 0.1).on_policy()  # no place is padded, or padded ones would be standardised too
+
+        def found(k: float, c: float) -> Floats:
+            changed = tuple(replace(r, advantage=k * r.advantage + c) for r in b.rows)
+            return self.evaluate(replace(b, rows=changed)).coefficients
+
+        one, two, turned = found(1, 0), found(2, 3), found(-1, 0)
+        same = 1e-4 * np.abs(one).max()  # functions write ÷ (std + 1e-6)
+        return bool(np.abs(one - two).max() <= same < np.abs(one - turned).max())
 
     def _try(self) -> None:
         """Finds out how advantages and the mask are passed, and refuses what no audit can be made of."""

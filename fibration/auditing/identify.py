@@ -404,7 +404,8 @@ class Compared:
                 same = False
         differing = max(len(apart), int(search.least[0] > 0 and bool(search.samples)))  # or at points alone
         counts = len(taken), differing, same and factor == 1
-        at = next((b for b, f, _ in taken if b in apart or (factor != 1 and f.coefficients.any())), None)
+        others = [b for b, f, o in taken if not _close(f.coefficients, o.coefficients, nothing).all()]
+        at = next((b for b in others if b in apart), others[0] if others else None)  # apart without a factor too
         is_far = (tokens - close) * FAR[reference.hierarchy.name not in COMMON] > tokens
         made = Likeness(reference, parameters, *counts, factor, (), is_far, search.unseen(), at)
         return made if differing else replace(made, shape=self._proved(made))

@@ -74,10 +74,11 @@ def report(
     """Write one HTML file about losses, to share.
 
     It has their formulas, gates as curves, every law with its proof or counterexample, facts, what is off in a config,
-    the generated code, and the hash of its certificate. The first of several losses is compared with each other one.
-    The file loads nothing and has no script.
+    the generated code, and the hash of its certificate. A function has its audit, also where it has no declaration.
+    The first of several losses is compared with each other one. The file loads nothing and has no script.
 
-    Exit codes are those of `verify`; a difference between losses does not count. The file is written in any case.
+    Exit codes are those of `verify`, and 1 for a wrong function; a difference between losses does not count. The file
+    is written in any case.
     """
     from fibration.cli.page import page
     from fibration.printing import reports
@@ -85,11 +86,11 @@ def report(
 
     check_writable_file(output, ".html")
     with working("reading specs") as step:
-        text, outcomes = page(specs, rollouts, parameters(param or ()), timeout, fail_on, step)
+        text, outcomes, is_fine = page(specs, rollouts, parameters(param or ()), timeout, fail_on, step)
     _tell_errors(outcomes)
     write_file(output, text)
     tell(f"{reports.summary(outcomes)}; report in {output}", output)
-    raise typer.Exit(reports.exit_code(outcomes))
+    raise typer.Exit(max(reports.exit_code(outcomes), 0 if is_fine else 1))
 
 
 @app.command()

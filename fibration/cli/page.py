@@ -13,14 +13,17 @@ from typing import Any
 from fibration.cli.certificate import certificate, source_of
 from fibration.cli.compare import Settings, compare
 from fibration.configs.specs import Spec, as_specs
-from fibration.errors import ParameterError
+from fibration.errors import AuditError, FibrationError, ParameterError
+from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import split
+from fibration.laws.budget import Budget
 from fibration.pipeline import compile as compile_operator
 from fibration.pipeline import export
 from fibration.plotting import figures, recorded_batch
 from fibration.plotting.canvas import inline
 from fibration.printing import pages
-from fibration.printing.reports import Outcome, check, summary
+from fibration.printing.reports import LEAST, LIFTED, Outcome, check, summary
 from fibration.rollouts.file import Rollouts, load_rollouts
 from fibration.rollouts.replay import build_index, gate
 
@@ -34,8 +37,9 @@ def page(
     timeout: float | None = None,
     fail_on: str = "error",
     step: Callable[[str], None] = lambda now: None,
-) -> tuple[str, list[Outcome]]:
-    """Returns the file as text, and the outcomes of `verify`. Equal inputs give equal text.
+) -> tuple[str, list[Outcome], bool]:
+    """Returns the file as text, the outcomes of `verify`, and whether all audits are fine. Equal inputs give equal
+    text.
 
     `rollouts`: a recorded batch, whose elements are drawn on the gates of every loss. `parameters`: for the pictures.
     """
@@ -44,15 +48,17 @@ def page(
     known = {name for o in outcomes if o.report for name in o.report.hierarchy.parameters}  # type: ignore[attr-defined]
     if unknown := sorted({*(parameters or {})} - known):
         raise ParameterError(f"no loss has the parameter '{unknown[0]}'", required=f"one of {', '.join(sorted(known))}")
-    parts = []
+    parts, is_fine = [], True
     for number, (outcome, spec) in enumerate(zip(outcomes, _specs(words, outcomes), strict=True)):
         step(f"page of {spec}")
         parts += [*_loss(outcome, spec, f"s{number}-", recorded, parameters or {}, timeout)]
+        audit, fine = _audit(outcome, spec, timeout)
+        parts, is_fine = [*parts, audit], is_fine and fine
     step("comparing")
     parts += _comparisons(words, outcomes, timeout)
     parts.append(f"<p>fibration {metadata.version('fibration')}</p>")
     title = ", ".join(o.report.hierarchy.name if o.report else o.source for o in outcomes)
-    return pages.page(title, summary(outcomes), parts), outcomes
+    return pages.page(title, summary(outcomes), parts), outcomes, is_fine
 
 
 def _specs(words: Sequence[str], outcomes: Sequence[Outcome]) -> list[Spec]:
@@ -106,6 +112,28 @@ def _gates(
         return pages.figure(inline(figures.make(op, "gates", parameters), prefix), figures.FIGURES["gates"].shows)
     except ParameterError as error:  # one without a default
         return f"<h3>gates</h3>{pages.code(str(error))}"
+
+
+def _audit(outcome: Outcome, spec: Spec, timeout: float | None) -> tuple[str, bool]:
+    """Returns what `audit` says of a function, also of one without a declaration, and whether it is fine."""
+    if not (split(spec.name)[1] and (outcome.error or any(f.sentence == LIFTED for f in outcome.findings))):
+        return "", True
+
+    def judge(name: str) -> tuple[str, bool]:
+        from fibration.auditing.report import ORDER, identity, shown_batches
+        from fibration.cli.audits import audited, expected, load_function
+
+        function, _ = load_function(name)
+        found = audited(function, expected([], function, name), name)
+        ordered = sorted(found.findings, key=lambda f: ORDER[f.status])
+        rows = [(f.status, f.name, f.text, shown_batches(found, f)) for f in ordered]
+        return pages.audit(identity(found), found.untraced, rows), found.ok
+
+    seconds = max(Budget(timeout).seconds, LEAST)
+    (found,) = each(judge, [spec.name], seconds, AuditError, f"--timeout {10 * seconds:g} if it takes long")
+    if isinstance(found, FibrationError):  # no function either: the refusal says so
+        return ("", True) if outcome.error else (pages.refusal(f"audit of {spec}", found), False)
+    return found
 
 
 def _comparisons(words: Sequence[str], outcomes: Sequence[Outcome], timeout: float | None) -> Iterator[str]:

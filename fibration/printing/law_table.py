@@ -43,6 +43,12 @@ SEVERITIES: Mapping[str, Kind] = {
     "warning": WARNS,
     "note": KINDS["given up"]._replace(word="note"),
 }
+# Of properties of an audited function.
+AUDITED: Mapping[str, Kind] = {
+    "fails": KINDS["refuted"]._replace(word="wrong"),
+    "note": NOTES._replace(word="note"),
+    "holds": KINDS["proved"]._replace(word="holds"),
+}
 OFF = "what is off in this config"
 BESIDE = "what is done around these losses"  # in a comparison
 # In the table, † points at the note with the reason, and a law may have no verdict.

@@ -129,6 +129,16 @@ def facts(r: Report) -> str:
     return table(law_table.fact_rows(noted), "facts") + more
 
 
+def audit(identity: str, untraced: str, findings: Iterable[tuple[str, str, str, str]]) -> str:
+    """Returns which loss a function is, and its properties: status, name, text, and a batch as lines of torch or ''."""
+    seen = f"<p>Seen on batches alone: {_text(untraced)}</p>" if untraced else ""
+    rows, batches = [], ""
+    for status, name, said, batch in findings:
+        rows.append(law_table.Row(law_table.AUDITED[status], name, value=said))
+        batches += folded(f"{name}, on the smallest batch found", code(batch)) if batch else ""
+    return f"<h3>audit of the function</h3><p>{_text(identity)}.</p>{seen}" + table(rows) + batches
+
+
 def is_comparison(r: Report) -> bool:
     return [v.law for v in r.verdicts] == ["equivalent"]
 

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from oracles.loss_functions import per_token, token_mean
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
 from fibration.auditing import properties
+from fibration.auditing.batch import small
 from fibration.auditing.call import other_numbers
 from fibration.auditing.function import Function
 from fibration.auditing.report import as_text, shown_batches
@@ -166,6 +168,74 @@ def test_whitened_advantages_are_not_accused(correction):
     assert properties.first_update(f).status == "note" and properties.normaliser(f) is None
     assert properties.sides(f).text.endswith("A > 0 at the ratio 1.2 and outward ones with A < 0 at the ratio 0.8")
     assert not Function(right, "right").whitens
+
+
+def clipped(ratio, advantages):
+    return torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+
+def test_a_bound_of_two_digits_is_met_by_no_batch_exactly() -> None:
+    """Rounding would decide there, in float32 otherwise than in float64."""
+
+    def gmpo(log_probs, old_log_probs, advantages, mask):
+        x, a = (log_probs - old_log_probs) * mask, advantages[:, None]
+        kept = torch.where(a > 0, x.clamp(max=0.4), x.clamp(min=-0.4))
+        return -(((kept * mask).sum(1) / mask.sum(1).clamp(min=1)).exp() * advantages).mean()
+
+    found = audit(gmpo)
+    assert found.identified and found.losses[0].name == "gmpo" and not found.failures
+    assert not any(round(x, 2) == round(x, 9) for b in small() for x in b.log_ratios)
+
+
+def test_what_stops_nothing_or_everything_is_said_of_sides() -> None:
+    def positive(log_probs, old_log_probs, advantages, mask):
+        gated = clipped(torch.exp(log_probs - old_log_probs), advantages[:, None].clamp(min=0))
+        return -(gated * mask).sum() / mask.sum()
+
+    def shifted(log_probs, old_log_probs, advantages, mask):
+        later = torch.roll(mask, 1, 1) * (torch.arange(mask.shape[1]) > 0)
+        return -(clipped(torch.exp(log_probs - old_log_probs), advantages[:, None]) * later).sum()
+
+    def scaled(log_probs, old_log_probs, advantages, mask):
+        a = (advantages / (advantages.std() + 1e-4))[:, None]
+        return -(clipped(torch.exp((log_probs - old_log_probs) * mask), a) * mask).sum() / mask.sum()
+
+    said = {call.__name__: properties.sides(Function(call, "f")).text for call in (positive, shifted, scaled)}
+    stops = "pushes stop: outward ones with A > 0 at the ratio 1.2"
+    assert said["positive"] == f"{stops}; no token with A < 0 is pushed at any ratio"
+    assert said["shifted"] == "not seen: rows of one token get no gradient"
+    assert said["scaled"] == f"{stops} and outward ones with A < 0 at the ratio 0.8"
+
+
+def test_a_reference_in_the_ratio_decides_gradients() -> None:
+    def to_reference(log_probs, old_log_probs, ref_log_probs, advantages, mask):
+        return -(clipped(torch.exp(log_probs - ref_log_probs), advantages[:, None]) * mask).sum() / mask.sum()
+
+    assert "Is the ratio taken to it?" in properties.reference(Function(to_reference, "f")).text
+
+
+def test_the_batch_beside_the_nearest_loss_tells_them_apart() -> None:
+    def twice(log_probs, old_log_probs, advantages, mask):
+        gated = clipped(torch.exp(log_probs - old_log_probs), advantages[:, None])
+        return -((gated * mask).sum(1) / mask.sum(1)).mean() / len(mask)
+
+    near = audit(twice).losses[0]
+    mine, theirs = Function(twice, "f").evaluate(near.batch), near.other(near.batch)
+    assert near.name == "grpo" and not np.allclose(mine.coefficients, theirs.coefficients)
+
+
+def test_what_reads_no_advantages_or_standardises_padding_too_is_named_so() -> None:
+    def plain(log_probs, old_log_probs, advantages, mask):
+        return -(log_probs * mask).sum()
+
+    def padding_too(log_probs, old_log_probs, advantages, mask):
+        a = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
+        return -(torch.exp(log_probs - old_log_probs) * a * mask).sum()
+
+    one, other = Function(plain, "plain"), Function(padding_too, "padding_too")
+    assert not one.whitens and "not proportional to the advantages" in properties.first_update(one).text
+    assert other.per_token and other.whitens and properties.first_update(other).status == "note"
+    assert properties.padding(other).text.endswith("the gradient, which is NaN in one of them")
 
 
 def test_a_batch_of_one_row_that_makes_nan_is_a_note():

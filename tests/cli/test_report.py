@@ -25,6 +25,11 @@ import torch
 
 def sorts(log_probs, old_log_probs, advantages, mask):
     return -(torch.sort(log_probs).values * mask).sum()
+
+def means(log_probs, old_log_probs, advantages, mask):
+    ratio = torch.exp((log_probs - old_log_probs) * mask)
+    gated = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    return -((gated * mask).sum(1) / mask.sum(1)).mean()
 """
 CONFIG = "beta: 0.04\nepsilon_high: 0.28\nloss_type: cispo\nnum_generations: 8\n"
 
@@ -98,7 +103,17 @@ def test_what_cannot_be_used_has_its_reason_and_the_file_is_written(tmp_path: Pa
     assert "'sorts' has no declaration for all sizes" in output
     assert [title.rpartition(": ")[2] for title in page.texts["h2"]] == ["unusable", "unusable", "verified"]
     assert "no rule says what aten.sort" in page.texts["pre"][0]
+    assert page.texts["h3"][0] == "audit of the function" and "Seen on batches alone: no rule says what" in page.text
+    assert "✗\N{NO-BREAK SPACE}wrongmaska masked place gets a gradient, or NaN " in page.rows()
+    assert "mask, on the smallest batch found" in page.text and "value = sorts(" in page.texts["pre"][1]
     assert str(odd) in page.texts["h2"][1]
+
+
+def test_a_wrong_function_counts_though_its_declaration_is_proved(tmp_path: Path) -> None:
+    (tmp_path / "loss.py").write_text(FUNCTION)
+    page, _, output = reported(tmp_path, f"{tmp_path / 'loss.py'}:means", code=1)
+    assert page.texts["h2"] == ["means: verified"], output
+    assert any("a row without tokens makes the loss or a gradient NaN" in row for row in page.rows())
 
 
 def test_a_folder_has_every_loss_of_its_files(tmp_path: Path) -> None:
