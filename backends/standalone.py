@@ -34,7 +34,7 @@ class Export:
 
 def alone(
     backend: str, name: str, header: str, source: str, plans: object, titles: object, arch: str | None
-) -> Export:  # fmt: skip
+) -> Export:
     """The generated module as the only file. Raises BackendError for an `arch`."""
     if arch:
         raise BackendError(f"the {backend} backend compiles for no architecture", remedy="leave --arch out")

@@ -127,8 +127,7 @@ class _Function(Sweeps):
         self.line(0, f"/* {self.title} `threads` are OpenMP's.")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
-            more = "; NaN if they have it already" if a.kind == "fill" else ""
-            self.line(0, f"   {a.name:<{width}}  {a.note.replace('None if', 'NULL if')}{more}")
+            self.line(0, f"   {a.name:<{width}}  {a.note.replace('None if', 'NULL if')}")
         self.lines[-1] += " */"
         given = ", ".join([*map(declared, self.arguments), "int threads"])
         self.line(0, f"void {self.name}({given})\n{{")

@@ -31,9 +31,9 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
     return longest;
 }
 
-/* Fills the masked places before and after rows, unless they have the fill already. */
+/* Fills the masked places before and after rows. */
 #define FILL_GAPS(S, n, array)                                                                                     \
-    if (WHOLE_##S && COUNTED_##S && !isnan(fill)) {                                                                \
+    if (WHOLE_##S && COUNTED_##S) {                                                                                \
         if (!b) FILL_GAP(array, 0, start);                                                                         \
         FILL_GAP(array, start + tokens, b + rows < (n) ? S##_starts[b + rows] : places);                           \
     }

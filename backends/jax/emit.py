@@ -5,7 +5,6 @@ The module computes in float64 if `jax_enable_x64` is set, else in float32. The 
 
 from __future__ import annotations
 
-import ast
 import builtins
 import keyword
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from fibration.backends.bodies import Language, call
-from fibration.backends.jax.signature import Signature, signature
-from fibration.backends.vectors import constant, inputs_and_results, statement
+from fibration.backends.jax.signature import Signature
+from fibration.backends.vectors import FUNCTION, constant, function, statement
 from fibration.compiler.caller import Caller
 from fibration.compiler.ir import Const, Node, Quantile, Scan
 from fibration.compiler.keys import Key
@@ -50,26 +49,12 @@ float64 if `jax_enable_x64` is set, else in float32. A NaN or an infinity at an 
 coefficients of the tokens that read it. Labels that are out of range or disagree make every result NaN.
 """
 
-from __future__ import annotations
-
-import math
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-from jax import Array, lax
-
 {parts}
 '''
+# The text of functions.py beside this file, from its imports on.
+_TEXT = Path(__file__).with_name("functions.py").read_text()
+FUNCTIONS = _TEXT[_TEXT.index("from __future__") :].split("\n\n\n")
 
-FUNCTION = '''
-def {name}({arguments}) -> {returns}:
-    """{title}
-
-{about}
-    """
-{body}
-'''
 CALL = """\
     at = Layout({leaf!r}, {rows!r}, {shape}, mask, segments, {n_rows}, {labels})
     inputs = {{
@@ -102,10 +87,10 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     for s in chosen.values():
         _refuse(s.program, caller)
     taken = RESERVED | {"found", "dtype", "coefficients", *(f"{name}_of_vectors" for name in chosen)}
-    made = {name: signature(s.program, caller, taken) for name, s in chosen.items()}
+    made = {name: Signature(s.program, caller, taken) for name, s in chosen.items()}
     kinds = {type(n) for s in chosen.values() for n in s.program.nodes()}
-    copied = ["fibres", *["quantiles"] * (Quantile in kinds), *["scans"] * (Scan in kinds), "layout"]
-    parts = [_copied(name) for name in copied]
+    unused = tuple(f"def {word}(" for word, kind in (("quantile", Quantile), ("scan", Scan)) if kind not in kinds)
+    parts = [part for part in FUNCTIONS if not part.startswith(unused)]
     parts += [_function(f"{name}_of_vectors", s, titles[name]) for name, s in chosen.items()]
     parts += [_objective(made["objective"], chosen["objective"]), LOSS]
     parts += [_advantages(made[name], s, name) for name, s in chosen.items() if name == from_rewards]
@@ -113,13 +98,6 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     written = "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
     text = MODULE.format(header="{header}", name=caller.name, rewards=rewards, parts=written)
     return text.replace("{header}", header.rstrip())  # last, because the header is free text
-
-
-def _copied(name: str) -> str:
-    """The text of a file beside this one, without its docstring and imports."""
-    tree = ast.parse(source := Path(__file__).with_name(f"{name}.py").read_text())
-    imports = [part.end_lineno or 0 for part in tree.body if isinstance(part, ast.Import | ast.ImportFrom)]
-    return "\n".join(source.splitlines()[max(imports) :])
 
 
 def _objective(s: Signature, schedule: Schedule) -> str:
@@ -188,17 +166,14 @@ def _refuse(program: Program, caller: Caller) -> None:
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
-    about, results = inputs_and_results(schedule)
     stored = {v for n in schedule.program.nodes() if isinstance(n, Quantile) for v in n.values}
-    lines = []
+    lines: list[str] = []
     for step in schedule.steps:
         assert isinstance(step, Step)
         # what a quantile reads is computed once, so that the value that is the quantile compares equal to it
         form = "lax.optimization_barrier({})" if step.node in stored else "{}"
         lines += statement(step, schedule, LANGUAGE, _value, form)
-    body = "\n".join([*lines, "    return {", results, "    }"])
-    given = "inputs: dict[str, Array], over: dict[tuple[str, str], Fibre]"
-    return FUNCTION.format(name=name, arguments=given, returns="dict[str, Array]", title=title, about=about, body=body)
+    return function(name, title, schedule, lines, "Array")
 
 
 def _value(node: Node, operands: list[str]) -> str:
