@@ -63,7 +63,7 @@ CALL = """\
     over = {{
 {edges}
     }}
-    found = {function}(inputs, over)
+    found = {function}_of_vectors(inputs, over)
 """
 LOSS = '''
 def loss(*tensors: Any, **named: Any) -> Array:
@@ -101,41 +101,33 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
 
 
 def _objective(s: Signature, schedule: Schedule) -> str:
-    called = schedule.program.called
-    value, coefficients = (called[Key(word)] for word in ("objective", "coefficients"))
-    body = [
-        _call(s, "objective_of_vectors"),
-        "    dtype = jnp.promote_types(jnp.result_type(log_probs), jnp.float32)\n",
-        f"    coefficients = at.result(found[{coefficients!r}], {s.leaf!r}, dtype)\n",
-        f"    value = at.result(found[{value!r}], 'batch', dtype)\n",
-        "    return with_gradient(jnp.asarray(log_probs, dtype), value, coefficients), coefficients",
-    ]
+    value, coefficients = (schedule.program.called[Key(word)] for word in ("objective", "coefficients"))
     title = "J, and its coefficients ∂J/∂log π: float [], and floats in the shape of `log_probs`; 0 at masked tokens."
-    return _for_callers("value_and_coefficients", s, title, "tuple[Array, Array]", "".join(body))
+    lines = [
+        "dtype = jnp.promote_types(jnp.result_type(log_probs), jnp.float32)",
+        f"coefficients = at.result(found[{coefficients!r}], {s.leaf!r}, dtype)",
+        f"value = at.result(found[{value!r}], 'batch', dtype)",
+        "return with_gradient(jnp.asarray(log_probs, dtype), value, coefficients), coefficients",
+    ]
+    return _for_callers("value_and_coefficients", s, "objective", title, "tuple[Array, Array]", lines)
 
 
 def _advantages(s: Signature, schedule: Schedule, name: str) -> str:
     (key,) = (k for k in schedule.program.outputs if k.word == "advantages")
-    node = schedule.program.outputs[key]
-    body = _call(s, f"{name}_of_vectors")
-    body += f"    return at.result(found[{schedule.program.called[key]!r}], {node.stratum!r}, at.real)"
-    which = "per token" if node.stratum == s.leaf else f"one per {node.stratum}"
-    return _for_callers("advantages_from_rewards", s, f"The advantages, {which}; 0 where no token is.", "Array", body)
+    stratum = schedule.program.outputs[key].stratum
+    title = f"The advantages, {'per token' if stratum == s.leaf else f'one per {stratum}'}; 0 where no token is."
+    lines = [f"return at.result(found[{schedule.program.called[key]!r}], {stratum!r}, at.real)"]
+    return _for_callers("advantages_from_rewards", s, name, title, "Array", lines)
 
 
-def _for_callers(name: str, s: Signature, title: str, returns: str, body: str) -> str:
+def _for_callers(name: str, s: Signature, function: str, title: str, returns: str, lines: list[str]) -> str:
+    """A function with a caller's arguments. Its `lines` read what the function of vectors has found."""
+    program = s.program
     by_position = [f"    {a.name}: Any,\n" for a in s.arguments if a.by_position]
     others = sorted((a for a in s.arguments if not a.by_position), key=lambda a: bool(a.default))
     by_name = [f"    {a.name}: Any{' = ' + a.default if a.default else ''},\n" for a in others]
-    arguments = "\n" + "".join([*by_position, "    *,\n", *by_name])
-    about = "\n".join(f"    - `{a.name}`: {a.about}" for a in s.arguments)
-    return FUNCTION.format(name=name, arguments=arguments, returns=returns, title=title, about=about, body=body)
-
-
-def _call(s: Signature, function: str) -> str:
-    program = s.program
     labels = ", ".join(f"{stratum!r}: ({name}, {n}, {at!r})" for stratum, (name, n, at) in s.labels.items())
-    return CALL.format(
+    call = CALL.format(
         leaf=s.leaf,
         rows=s.caller.rows,
         shape=s.shape,
@@ -144,6 +136,14 @@ def _call(s: Signature, function: str) -> str:
         inputs="\n".join(f"        {program.given[i]!r}: {s.vectors[i]}," for i in program.inputs),
         edges="\n".join(f"        {e!r}: at.fibre({e[0]!r}, {e[1]!r})," for e in program.edges),
         function=function,
+    )
+    return FUNCTION.format(
+        name=name,
+        arguments="\n" + "".join([*by_position, "    *,\n", *by_name]),
+        returns=returns,
+        title=title,
+        about="\n".join(f"    - `{a.name}`: {a.about}" for a in s.arguments),
+        body=call + "\n".join(f"    {line}" for line in lines),
     )
 
 
