@@ -18,7 +18,7 @@ OPERATORS = {
     "stop": "{}",
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
-    "minimum": "smaller_T({}, {})", "maximum": "larger_T({}, {})", "equal": "{} == {}",
+    "minimum": "smaller_T({}, {})", "maximum": "larger_T({}, {})", "abs": "abs_T({})", "equal": "{} == {}",
     **{function: f"{function}_T({{}})" for function in FUNCTIONS},
 }  # fmt: skip
 SELECTING = ("smaller", "larger", "abs")  # of one instruction, beside FUNCTIONS

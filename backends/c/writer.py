@@ -390,7 +390,7 @@ class Writer:
             return
         self.line(1, f"/* {'the batch' if s == BATCH else f'each {s}'} */")
         if s != BATCH:
-            self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
+            self.line(1, f"#pragma omp parallel for simd num_threads(threads) if (parallel : {size} > LONG)")
         self.line(1, "{" if s == BATCH else f"for (int64_t b = 0; b < {size}; b++) {{")
         self.element, self.local = "b", set()
         for node in self.in_turn(group.values):
