@@ -273,11 +273,18 @@ class Writer:
         if entries:
             self.lines += [f"#define {sums}(EACH) \\", *(f"{line} \\" for line in entries)]
             self.lines[-1] = self.lines[-1].removesuffix(" \\")
-        self.line(3, f"PASS({sums},")
+        nexts = " ".join(f"FETCH({array})" for array in self.fetched(step, sweep))
+        self.line(3, f"PASS({sums}, {nexts},")
         self.lines += body
         self.line(3, ")")
         for scan in self.in_turn(step.scans):
             self.line(3, f"scan({self.lanes[scan]}, tokens, {self.at(scan.discount, '0')}, {int(scan.forward)});")
+
+    def fetched(self, step: Pass, sweep: Sweep) -> list[str]:
+        """The arrays of the next row that a pass fetches: the second pass, what the first one reads."""
+        if len(sweep.passes) < 2 or step is not sweep.passes[1] or len(sweep.leaves) > 1:
+            return []
+        return [self.called("token", i.kind, *i.key) for i in sweep.passes[0].reads if i.kind in TOKENS]
 
     def _body(self, step: Pass, sweep: Sweep) -> None:
         """Writes what a pass does with token `i`."""
