@@ -19,6 +19,7 @@ def {name}({arguments}) -> {returns}:
 {body}
 '''
 
+
 def statement(
     step: Step, schedule: Schedule, language: Language, other: Callable[[Node, list[str]], str], form: str = "{}"
 ) -> list[str]:
@@ -45,9 +46,7 @@ def statement(
     return [*lines[:-1], f"{lines[-1]}  # [{node.stratum}]"]
 
 
-def function(
-    name: str, title: str, schedule: Schedule, lines: Iterable[str], tensor: str, more: str = ""
-) -> str:
+def function(name: str, title: str, schedule: Schedule, lines: Iterable[str], tensor: str, more: str = "") -> str:
     """A function from vectors by name to results by name. `lines` compute them, and `tensor` is their type."""
     program = schedule.program
     width = max((len(program.given[i]) for i in program.inputs), default=0)

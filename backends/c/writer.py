@@ -7,7 +7,7 @@ Every coarse value is a double.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from fibration.backends.bodies import AnyNode, Functions, broken
@@ -191,7 +191,8 @@ class Writer:
         n, (self.word, *others) = self.size(s), self.words.values()
         total = " + ".join(f"{w}_offsets[{n}]" for w in self.words.values())
         self.line(1, f"{{ /* each {s} and its tokens */")
-        blocks = f"SHORT_{self.word} && WHOLE_{self.word} && COUNTED_{self.word}" if self.goes_in_blocks(sweep, scalars) else "0"
+        blocks = f"SHORT_{self.word} && WHOLE_{self.word} && COUNTED_{self.word}"
+        blocks = blocks if self.goes_in_blocks(sweep, scalars) else "0"
         self.line(2, f"enum {{ BLOCKS = {blocks}, ROWS = BLOCKS ? MOST_ROWS : 1 }};")
         pragma = f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\"
         self.lines += [pragma, f"    if ({total} > LONG)"]  # which is one line, whatever its length
@@ -273,8 +274,8 @@ class Writer:
         if entries:
             self.lines += [f"#define {sums}(EACH) \\", *(f"{line} \\" for line in entries)]
             self.lines[-1] = self.lines[-1].removesuffix(" \\")
-        nexts = " ".join(f"FETCH({array})" for array in self.fetched(step, sweep))
-        self.line(3, f"PASS({sums}, {nexts},")
+        fetch = " ".join(f"FETCH({array})" for array in self.fetched(step, sweep))
+        self.line(3, f"PASS({sums}, {fetch or 'NOTHING()'},")
         self.lines += body
         self.line(3, ")")
         for scan in self.in_turn(step.scans):
