@@ -75,8 +75,7 @@ class Frame:
             found |= {key: given[node] for key, node in binding.inputs.items() if node in given}
             holes += [(i, given[node]) for i, node in binding.given]
         for i, key in binding.results:
-            dtype = self.empty.dtype
-            result = mapped(self.shape, dtype) if self.is_mapped else self.empty.new_empty(self.shape)
+            result = mapped(self.shape, self.empty.dtype) if self.is_mapped else self.empty.new_empty(self.shape)
             found[key] = result if whole else result.fill_(self.fill)
             holes.append((i, result))
         work = self.workspace.new_empty(self.bound.length)
@@ -93,9 +92,8 @@ class Frame:
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of an earlier result that nothing refers to any more, or new memory: huge pages where the system has them.
-
-    The system takes longer to hand out pages than a kernel takes to compute what is in them.
+    """Memory of an earlier result that nothing refers to any more. Else new memory, in huge pages if there are any: the
+    system takes longer to hand out pages than a kernel takes to write them.
     """
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(0, np.uint8)
