@@ -77,12 +77,14 @@ def laid_out(about, offsets, parents, leaves=None):
                 return above[edges[s, t]]
         return None
 
-    def members(source, target):
-        above = parent(source, target)
+    def members(target, sources, order=None):
+        """Elements by target, then in `order`, by default as numbered; None if they are so. How many come before."""
+        above = torch.cat([parent(source, target) for source in sources])
+        order = torch.arange(len(above), device=device) if order is None else order
+        order = order[torch.argsort(above[order], stable=True)]
         sizes = torch.bincount(above, minlength=size[target])
-        in_order = bool((above[1:] >= above[:-1]).all())
-        order = None if in_order else torch.argsort(above, stable=True)
-        return order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        in_order = bool((order[1:] > order[:-1]).all())
+        return None if in_order else order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
     def places(stratum):
         if stratum in place:
@@ -93,19 +95,11 @@ def laid_out(about, offsets, parents, leaves=None):
                 first.scatter_reduce_(0, above, place[leaf], "amin")
         return first
 
-    def sequence(target, *sources):
-        above = torch.cat([parent(source, target) for source in sources])
-        order = torch.argsort(torch.cat([places(source) for source in sources]))
-        order = order[torch.argsort(above[order], stable=True)]
-        sizes = torch.bincount(above, minlength=size[target])
-        in_order = bool((order[1:] > order[:-1]).all())
-        return None if in_order else order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
     found = {}
     for name, kind, of in arguments:
         if kind in ("offsets", "starts", "positions", "tokens", "by_length"):
             target, leaf = of
-            order, before = members(leaf, target)
+            order, before = members(target, [leaf])
             there = place[leaf] if order is None else place[leaf][order]
             padded = torch.cat([there, there.new_zeros(1)])
             starts = padded[before[:-1]]
@@ -118,9 +112,11 @@ def laid_out(about, offsets, parents, leaves=None):
         elif kind == "parent":
             found[name] = parent(*of)
         elif kind in ("order", "members"):
-            found[name] = members(*of)[kind == "members"]
+            found[name] = members(of[1], of[:1])[kind == "members"]
         elif kind in ("sequence", "sequence_members"):
-            found[name] = sequence(*of)[kind == "sequence_members"]
+            target, *sources = of
+            order = torch.argsort(torch.cat([places(source) for source in sources]))
+            found[name] = members(target, sources, order)[kind == "sequence_members"]
         elif kind == "vector" and of[1] == "count":
             found[name] = torch.bincount(parent(of[2], of[3]), minlength=size[of[3]]).double()
     return found

@@ -31,9 +31,7 @@ class Export:
     kernels: tuple[Mapping[str, str | int], ...] = field(default=())
 
 
-def alone(
-    backend: str, name: str, header: str, source: str, plans: object, titles: object, arch: str | None
-) -> Export:  # fmt: skip
+def alone(backend: str, name: str, header: str, source: str, plans: object, titles: object, arch: str | None) -> Export:
     """The generated module as the only file. Raises BackendError for an `arch`."""
     if arch:
         raise BackendError(f"the {backend} backend compiles for no architecture", remedy="leave --arch out")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fibration.backends.bodies import Language, in_parentheses
 from fibration.compiler.ir import BATCH, Detach, Input, Map, Node, Pull, Push
 from fibration.compiler.schedule import Schedule, Step
+
+FUNCTION = '''
+def {name}({arguments}) -> {returns}:
+    """{title}
+
+{about}
+    """
+{body}
+'''
 
 
 def statement(
@@ -37,12 +46,21 @@ def statement(
     return [*lines[:-1], f"{lines[-1]}  # [{node.stratum}]"]
 
 
-def inputs_and_results(schedule: Schedule) -> tuple[str, str]:
-    """The lines of a docstring that list the inputs of a function, and the lines of the dict that it returns."""
+def function(name: str, title: str, schedule: Schedule, lines: Iterable[str], tensor: str, more: str = "") -> str:
+    """A function from vectors by name to results by name. `lines` compute them, and `tensor` is their type."""
     program = schedule.program
     width = max((len(program.given[i]) for i in program.inputs), default=0)
-    inputs = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
-    return inputs, "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
+    inputs = [f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs]
+    inputs += [f"    {program.given[m]}  [{m.into}, {m.of}]" for m in program.matrices]
+    results = [f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items()]
+    return FUNCTION.format(
+        name=name,
+        title=title,
+        about="\n".join(inputs),
+        arguments=f"inputs: dict[str, {tensor}], over: dict[tuple[str, str], Fibre]{more}",
+        returns=f"dict[str, {tensor}]",
+        body="\n".join([*lines, "    return {", *results, "    }"]),
+    )
 
 
 def constant(value: float) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fibration.backends.standalone import Export
+from fibration.backends.standalone import Export, alone
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
@@ -319,11 +319,11 @@ def digest(text: str) -> str:
 
 def export(artifact: Artifact, arch: str | None = None) -> Export:
     """Returns the files to use without this library, compiled for `arch` if the backend can."""
-    module = import_module(f"fibration.backends.{artifact.backend}.export")
     top = header(artifact.hierarchy, artifact.backend, artifact.programs, artifact.about)
-    return module.export(  # type: ignore[no-any-return]
-        artifact.hierarchy.name, top, artifact.source, artifact.plans, {n: title(n) for n in artifact.plans}, arch
-    )
+    given = artifact.hierarchy.name, top, artifact.source, artifact.plans, {n: title(n) for n in artifact.plans}, arch
+    if artifact.backend in ("torch", WRITTEN):
+        return alone(artifact.backend, *given)
+    return import_module(f"fibration.backends.{artifact.backend}.export").export(*given)  # type: ignore[no-any-return]
 
 
 def load(artifact: Artifact) -> Executable:

@@ -36,7 +36,7 @@ def call(source, functions, function, given):
     """
     about = functions[function]
     arguments, of, given = about["arguments"], about.get("of", function), checked(function, about, given)
-    dtype = torch.float64 if dtype_of_results(about, given) == torch.float64 else torch.float32
+    dtype = dtype_of_results(about, given)
     values, results = completed(about, given, dtype)
     defines = {f"WITHOUT_{other}": "1" for other in functions if other != of}
     defines |= variant(arguments, values, dtype, dtype) | {"METRICS": str(int(of == function))}

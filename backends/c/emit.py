@@ -1,37 +1,24 @@
 """Writes a fused plan as one standalone, readable C file (C11 and OpenMP).
 
-`passes.py` writes the loops over segments and their tokens, `coarse.py` those over coarser strata; their bodies come
-from the plan. A pass in float64 sums into doubles. A pass in the tokens' precision sums chunks of `CHUNK` tokens in
-that precision, and the chunks in double. The order of a sum depends on nothing but the segment's tokens and the dtypes:
-chunks and lanes (`fibres.h`) begin at its first token, and long coarse sums are cut at fixed places.
+`writer.py` writes the functions: loops whose bodies come from the plan. A pass in float64 sums into doubles. A pass in
+the tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. The order of a sum
+depends on nothing but the segment's tokens and the dtypes: chunks and lanes (`fibres.h`) begin at its first token, and
+long coarse sums are cut at fixed places.
 """
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from fibration.backends.bodies import Functions, functions_of
 from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, SELECTING, TOKEN, WIDE, dtype_of
-from fibration.backends.c.passes import Sweeps
-from fibration.compiler.arguments import (
-    FLOATS,
-    HOLDS,
-    INTEGER,
-    INTEGERS,
-    REAL,
-    REALS,
-    RESULTS,
-    WORKSPACE,
-    Argument,
-    for_each,
-    signature,
-)
+from fibration.backends.c.writer import Writer
+from fibration.compiler.arguments import FLOATS, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Key
-from fibration.compiler.plan import Plan, Spread, Sweep
+from fibration.compiler.plan import Plan, Spread
 from fibration.compiler.program import Program
 from fibration.compiler.reuse import find_aside, read_quantile_values
 
@@ -58,7 +45,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         if plan.of is not None:
             continue
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
-        texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
+        texts = [Writer(f, plan, section, titles[name], defined).text() for f, section in sections]
         loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
     bodies = "\n".join(["", *_defined(defined, "\n".join(loops))])
     parts = [top, f"{dtypes}{variants}{INCLUDED}", bodies, *loops]
@@ -109,40 +96,3 @@ DTYPE = """\
 #define {macro} f32
 #endif
 """
-
-DECLARED = for_each("C declarations", HOLDS, {
-    INTEGER: "int64_t {0}", REAL: "double {0}", INTEGERS: "const int64_t *restrict {0}",
-    REALS: "const double *restrict {0}", WORKSPACE: "double *restrict {0}", FLOATS: "const STORED({1}) *restrict {0}",
-    RESULTS: "STORED(RESULT) *restrict {0}",
-})  # fmt: skip
-
-
-def declared(argument: Argument) -> str:
-    return DECLARED[argument.holds].format(argument.name, dtype_of(argument.name))
-
-
-class _Function(Sweeps):
-    def text(self) -> str:
-        self.memory = []
-        self.line(0, f"/* {self.title} `threads` are OpenMP's.")
-        width = max(len(a.name) for a in self.arguments)
-        for a in self.arguments:
-            more = "; NaN if they have it already" if a.kind == "fill" else ""
-            self.line(0, f"   {a.name:<{width}}  {a.note.replace('None if', 'NULL if')}{more}")
-        self.lines[-1] += " */"
-        given = ", ".join([*map(declared, self.arguments), "int threads"])
-        self.line(0, f"void {self.name}({given})\n{{")
-        for stratum, nodes in itertools.groupby(self.slots, lambda n: n.stratum):
-            self.line(1, f"{'' if self.lines[-1] != '{' else 'int64_t '}size = {self.size(stratum)};")
-            self.line(1, f"double {', '.join(f'VECTOR({self.slots[n]})' for n in nodes)};")
-        for stage in self.section:
-            self.line(0)
-            if isinstance(stage, Sweep):
-                stored = any(p.stores for p in stage.passes)
-                with self.if_metrics(self.spare.issuperset(stage.saved) and not stored):
-                    self.sweep(stage)
-            else:
-                for group in stage.groups:
-                    self.group(group, stage)
-        self.line(0, "}")
-        return "\n".join(self.lines)

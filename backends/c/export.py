@@ -57,13 +57,7 @@ def export(
     if arch:
         raise BackendError("the C backend compiles for the machine that the file is used on", remedy="leave --arch out")
     file = f"{name}_c.c"
-    files = {f"{name}_c.py": loader(header, file, plans, titles), file: source, SHARED: shared()}
-    return Export(files | {"fibration_c.py": joined(calling.__file__, c_calling.__file__)})
-
-
-def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
-    """The source of a Python module that builds and calls `file`."""
-    return LOADER.format(
+    loader = LOADER.format(
         header="\n".join(header.splitlines()[:3]),
         file=file,
         functions=written(plans),
@@ -72,3 +66,5 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
         notes=NOTES,
         further=further(plans),
     )
+    beside = {SHARED: shared(), "fibration_c.py": joined(calling.__file__, c_calling.__file__)}
+    return Export({f"{name}_c.py": loader, file: source, **beside})

@@ -11,18 +11,15 @@ from fibration.compiler.ir import SCALAR_ARITY
 
 WORDS = "math storage fibres sweeps quantiles scans".split()
 PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in WORDS}
+_CODE = re.sub(r"/\*.*?\*/", "", "".join(part.read_text() for part in PARTS.values()), flags=re.DOTALL)
+FUNCTIONS = [op for op in SCALAR_ARITY if re.search(rf"MATH \w+ {op}_", _CODE)]
 # One row per scalar operator of the IR, except `select`. The functions are those of math.h in this folder.
-_DOUBLE, _FLOAT = (
-    set(re.findall(rf"MATH (?:{kind}|KIND) (\w+)_(?:{precision}|##P)\((?:{kind}|KIND) x\)", PARTS["math"].read_text()))
-    for kind, precision in (("double", "f64"), ("float", "f32"))
-)
-FUNCTIONS = [op for op in SCALAR_ARITY if op in _DOUBLE & _FLOAT]
 OPERATORS = {
     "stop": "{}",
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
-    "minimum": "smaller_T({}, {})", "maximum": "larger_T({}, {})", "equal": "{} == {}",
-    **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},
+    "minimum": "smaller_T({}, {})", "maximum": "larger_T({}, {})", "abs": "abs_T({})", "equal": "{} == {}",
+    **{function: f"{function}_T({{}})" for function in FUNCTIONS},
 }  # fmt: skip
 SELECTING = ("smaller", "larger", "abs")  # of one instruction, beside FUNCTIONS
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "equal", "select"})
@@ -36,7 +33,6 @@ SKELETON_WORDS = """
 row_advantage places work lane group whole others b0 joined starts abs isnan signal errno math_errhandling linux unix
 """.split()
 PRECISIONS = ("f32", "f64", "real")
-_CODE = re.sub(r"/\*.*?\*/", "", "".join(part.read_text() for part in PARTS.values()), flags=re.DOTALL)
 RESERVED = frozenset({
     *KEYWORDS, *SKELETON_WORDS, *re.findall(r"[A-Za-z_]\w*", _CODE),
     *FUNCTIONS, *(f"{f}_{p}" for f in (*FUNCTIONS, *SELECTING) for p in PRECISIONS),
@@ -61,11 +57,10 @@ def token_constant(value: float) -> str:
     return f"(real){wide_constant(value)}"
 
 
-def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
-    operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
-    # for a comparison with a choice inside, compilers write branches and no vector code
-    compared = frozenset({"lt", "le"})
-    return Language("C", operators, constant, ternary, INFIX, False, compared=compared, suffix=f"_{precision}")
-
-
-WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)
+# for a comparison with a choice inside, compilers write branches and no vector code
+COMPARED = frozenset({"lt", "le"})
+WIDE, TOKEN = (
+    Language("C", {k: v.replace("_T(", f"{p}(") for k, v in OPERATORS.items()}, written, ternary, INFIX, False,
+             compared=COMPARED, suffix=p)
+    for p, written in (("_f64", wide_constant), ("_real", token_constant))
+)  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,6 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             built[key] = functions(program, values, frame.empty.dtype)
         chosen = built[key]
         passed = [value.data_ptr() if isinstance(value, Tensor) else value for value in frame.values]
-        if frame.is_filled:
-            passed = [math.nan if a.kind == "fill" else v for a, v in zip(binding.arguments, passed, strict=True)]
 
         def call(function: str, holes: list[tuple[int, Tensor]]) -> None:
             arguments = passed.copy()

@@ -37,8 +37,9 @@
 #define STORED(what) JOIN(stored_, what)
 #define LOAD(what, array, place) JOIN(load_, what)((array) + (place))
 #define STORE(what, array, place, value) JOIN(store_, what)((array) + (place), value)
-#define FILL_GAP(array, from, to) \
-    for (int64_t k = (from), end = (to); k < end; k++) STORE(RESULT, array, k, fill)
+#define FILL_GAP(array, from, to)                                                                                  \
+    if (fill == 0 && (from) < (to)) memset((array) + (from), 0, (size_t)((to) - (from)) * sizeof *(array));        \
+    else for (int64_t k = (from), end = (to); k < end; k++) STORE(RESULT, array, k, fill)
 
 #define DTYPE(NAME, KIND, OF, FROM, TO)                                                                            \
     typedef KIND stored_##NAME;                                                                                    \

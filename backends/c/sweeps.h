@@ -4,6 +4,7 @@
 
 #define MOST_ROWS 32
 #define BLOCK (MOST_ROWS * LANES) /* the most tokens of a block */
+#define NEAR 16384 /* tokens of a row while whose passes the second cache keeps the next row */
 #define GRAIN(segments, tokens) (BLOCKS ? 16 : 1 + (segments) * LONG / (1 + (tokens)) / 2)
 #define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)]) /* the place of token i */
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)]) /* its number */
@@ -17,7 +18,8 @@
 #define ROWS_FROM(S, n)                                                                                            \
     const int64_t *const offsets = S##_offsets + b, first = offsets[0], start = S##_starts[b];                     \
     if (BLOCKS) rows = rows_in_line(offsets, S##_starts + b, (n) < block + ROWS ? (n) - b : block + ROWS - b);     \
-    const int64_t tokens = offsets[rows] - first, longest = BLOCKS ? longest_of(offsets, rows) : tokens;
+    const int64_t tokens = offsets[rows] - first, longest = BLOCKS ? longest_of(offsets, rows) : tokens;           \
+    const int64_t ahead = b + rows < (n) && tokens < NEAR ? S##_starts[b + rows] - start : 0; /* to the next row */
 static inline int64_t rows_in_line(const int64_t *offsets, const int64_t *starts, int64_t most)
 {
     int64_t n = 1;
@@ -31,9 +33,9 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
     return longest;
 }
 
-/* Fills the masked places before and after rows, unless they have the fill already. */
+/* Fills the masked places before and after rows. */
 #define FILL_GAPS(S, n, array)                                                                                     \
-    if (WHOLE_##S && COUNTED_##S && !isnan(fill)) {                                                                \
+    if (WHOLE_##S && COUNTED_##S) {                                                                                \
         if (!b) FILL_GAP(array, 0, start);                                                                         \
         FILL_GAP(array, start + tokens, b + rows < (n) ? S##_starts[b + rows] : places);                           \
     }
@@ -52,7 +54,7 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
    adds up x of each row's tokens in the array `to`; `values` is memory for that. A row is cut into chunks, which are
    summed in lanes: the whole groups of lanes first, then the other tokens. In a block, all x are stored first, and then
    summed row by row. */
-#define PASS(SUMS, ...)                                                                                            \
+#define PASS(SUMS, NEXT, ...)                                                                                      \
     SUMS(BEGIN)                                                                                                    \
     if (BLOCKS) {                                                                                                  \
         SUMS(VALUES)                                                                                               \
@@ -64,6 +66,7 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
             const int64_t others = (to - at) % LANES, whole = to - others;                                         \
             SUMS(IN_LANES)                                                                                         \
             for (int64_t group = at; group < whole; group += LANES) {                                              \
+                NEXT                                                                                               \
                 _Pragma("GCC unroll 4") for (int lane = 0; lane < LANES; lane += ABREAST) {                        \
                     _Pragma("omp simd") for (int k = lane; k < lane + ABREAST; k++) {                              \
                         const int64_t i = group + k;                                                               \
@@ -81,6 +84,8 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
             SUMS(ADD_UP)                                                                                           \
         }
 #define NOTHING(EACH)
+/* Asks for the tokens of the next row, while this row's are computed: memory is busy in the first pass alone. */
+#define FETCH(array) __builtin_prefetch((array) + start + group + ahead, 0, 2);
 #if METRICS
 #define IF_METRICS(...) __VA_ARGS__
 #else

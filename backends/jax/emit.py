@@ -5,7 +5,6 @@ The module computes in float64 if `jax_enable_x64` is set, else in float32. The 
 
 from __future__ import annotations
 
-import ast
 import builtins
 import keyword
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from fibration.backends.bodies import Language, call
-from fibration.backends.jax.signature import Signature, signature
-from fibration.backends.vectors import constant, inputs_and_results, statement
+from fibration.backends.jax.signature import Signature
+from fibration.backends.vectors import FUNCTION, constant, function, statement
 from fibration.compiler.arguments import Caller
 from fibration.compiler.ir import Const, Key, Node, Quantile, Scan
 from fibration.compiler.program import Program
@@ -49,26 +48,12 @@ float64 if `jax_enable_x64` is set, else in float32. A NaN or an infinity at an 
 coefficients of the tokens that read it. Labels that are out of range or disagree make every result NaN.
 """
 
-from __future__ import annotations
-
-import math
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-from jax import Array, lax
-
 {parts}
 '''
+# The text of functions.py beside this file, from its imports on.
+_TEXT = Path(__file__).with_name("functions.py").read_text()
+FUNCTIONS = _TEXT[_TEXT.index("from __future__") :].split("\n\n\n")
 
-FUNCTION = '''
-def {name}({arguments}) -> {returns}:
-    """{title}
-
-{about}
-    """
-{body}
-'''
 CALL = """\
     at = Layout({leaf!r}, {rows!r}, {shape}, mask, segments, {n_rows}, {labels})
     inputs = {{
@@ -77,7 +62,7 @@ CALL = """\
     over = {{
 {edges}
     }}
-    found = {function}(inputs, over)
+    found = {function}_of_vectors(inputs, over)
 """
 LOSS = '''
 def loss(*tensors: Any, **named: Any) -> Array:
@@ -101,10 +86,10 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     for s in chosen.values():
         _refuse(s.program, caller)
     taken = RESERVED | {"found", "dtype", "coefficients", *(f"{name}_of_vectors" for name in chosen)}
-    made = {name: signature(s.program, caller, taken) for name, s in chosen.items()}
+    made = {name: Signature(s.program, caller, taken) for name, s in chosen.items()}
     kinds = {type(n) for s in chosen.values() for n in s.program.nodes()}
-    copied = ["fibres", *["quantiles"] * (Quantile in kinds), *["scans"] * (Scan in kinds), "layout"]
-    parts = [_copied(name) for name in copied]
+    unused = tuple(f"def {word}(" for word, kind in (("quantile", Quantile), ("scan", Scan)) if kind not in kinds)
+    parts = [part for part in FUNCTIONS if not part.startswith(unused)]
     parts += [_function(f"{name}_of_vectors", s, titles[name]) for name, s in chosen.items()]
     parts += [_objective(made["objective"], chosen["objective"]), LOSS]
     parts += [_advantages(made[name], s, name) for name, s in chosen.items() if name == from_rewards]
@@ -114,49 +99,34 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     return text.replace("{header}", header.rstrip())  # last, because the header is free text
 
 
-def _copied(name: str) -> str:
-    """The text of a file beside this one, without its docstring and imports."""
-    tree = ast.parse(source := Path(__file__).with_name(f"{name}.py").read_text())
-    imports = [part.end_lineno or 0 for part in tree.body if isinstance(part, ast.Import | ast.ImportFrom)]
-    return "\n".join(source.splitlines()[max(imports) :])
-
-
 def _objective(s: Signature, schedule: Schedule) -> str:
-    called = schedule.program.called
-    value, coefficients = (called[Key(word)] for word in ("objective", "coefficients"))
-    body = [
-        _call(s, "objective_of_vectors"),
-        "    dtype = jnp.promote_types(jnp.result_type(log_probs), jnp.float32)\n",
-        f"    coefficients = at.result(found[{coefficients!r}], {s.leaf!r}, dtype)\n",
-        f"    value = at.result(found[{value!r}], 'batch', dtype)\n",
-        "    return with_gradient(jnp.asarray(log_probs, dtype), value, coefficients), coefficients",
-    ]
+    value, coefficients = (schedule.program.called[Key(word)] for word in ("objective", "coefficients"))
     title = "J, and its coefficients ∂J/∂log π: float [], and floats in the shape of `log_probs`; 0 at masked tokens."
-    return _for_callers("value_and_coefficients", s, title, "tuple[Array, Array]", "".join(body))
+    lines = [
+        "dtype = jnp.promote_types(jnp.result_type(log_probs), jnp.float32)",
+        f"coefficients = at.result(found[{coefficients!r}], {s.leaf!r}, dtype)",
+        f"value = at.result(found[{value!r}], 'batch', dtype)",
+        "return with_gradient(jnp.asarray(log_probs, dtype), value, coefficients), coefficients",
+    ]
+    return _for_callers("value_and_coefficients", s, "objective", title, "tuple[Array, Array]", lines)
 
 
 def _advantages(s: Signature, schedule: Schedule, name: str) -> str:
     (key,) = (k for k in schedule.program.outputs if k.word == "advantages")
-    node = schedule.program.outputs[key]
-    body = _call(s, f"{name}_of_vectors")
-    body += f"    return at.result(found[{schedule.program.called[key]!r}], {node.stratum!r}, at.real)"
-    which = "per token" if node.stratum == s.leaf else f"one per {node.stratum}"
-    return _for_callers("advantages_from_rewards", s, f"The advantages, {which}; 0 where no token is.", "Array", body)
+    stratum = schedule.program.outputs[key].stratum
+    title = f"The advantages, {'per token' if stratum == s.leaf else f'one per {stratum}'}; 0 where no token is."
+    lines = [f"return at.result(found[{schedule.program.called[key]!r}], {stratum!r}, at.real)"]
+    return _for_callers("advantages_from_rewards", s, name, title, "Array", lines)
 
 
-def _for_callers(name: str, s: Signature, title: str, returns: str, body: str) -> str:
+def _for_callers(name: str, s: Signature, function: str, title: str, returns: str, lines: list[str]) -> str:
+    """A function with a caller's arguments. Its `lines` read what the function of vectors has found."""
+    program = s.program
     by_position = [f"    {a.name}: Any,\n" for a in s.arguments if a.by_position]
     others = sorted((a for a in s.arguments if not a.by_position), key=lambda a: bool(a.default))
     by_name = [f"    {a.name}: Any{' = ' + a.default if a.default else ''},\n" for a in others]
-    arguments = "\n" + "".join([*by_position, "    *,\n", *by_name])
-    about = "\n".join(f"    - `{a.name}`: {a.about}" for a in s.arguments)
-    return FUNCTION.format(name=name, arguments=arguments, returns=returns, title=title, about=about, body=body)
-
-
-def _call(s: Signature, function: str) -> str:
-    program = s.program
     labels = ", ".join(f"{stratum!r}: ({name}, {n}, {at!r})" for stratum, (name, n, at) in s.labels.items())
-    return CALL.format(
+    call = CALL.format(
         leaf=s.leaf,
         rows=s.caller.rows,
         shape=s.shape,
@@ -165,6 +135,14 @@ def _call(s: Signature, function: str) -> str:
         inputs="\n".join(f"        {program.given[i]!r}: {s.vectors[i]}," for i in program.inputs),
         edges="\n".join(f"        {e!r}: at.fibre({e[0]!r}, {e[1]!r})," for e in program.edges),
         function=function,
+    )
+    return FUNCTION.format(
+        name=name,
+        arguments="\n" + "".join([*by_position, "    *,\n", *by_name]),
+        returns=returns,
+        title=title,
+        about="\n".join(f"    - `{a.name}`: {a.about}" for a in s.arguments),
+        body=call + "\n".join(f"    {line}" for line in lines),
     )
 
 
@@ -187,17 +165,14 @@ def _refuse(program: Program, caller: Caller) -> None:
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
-    about, results = inputs_and_results(schedule)
     stored = {v for n in schedule.program.nodes() if isinstance(n, Quantile) for v in n.values}
-    lines = []
+    lines: list[str] = []
     for step in schedule.steps:
         assert isinstance(step, Step)
         # what a quantile reads is computed once, so that the value that is the quantile compares equal to it
         form = "lax.optimization_barrier({})" if step.node in stored else "{}"
         lines += statement(step, schedule, LANGUAGE, _value, form)
-    body = "\n".join([*lines, "    return {", results, "    }"])
-    given = "inputs: dict[str, Array], over: dict[tuple[str, str], Fibre]"
-    return FUNCTION.format(name=name, arguments=given, returns="dict[str, Array]", title=title, about=about, body=body)
+    return function(name, title, schedule, lines, "Array")
 
 
 def _value(node: Node, operands: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fibration.compiler.arguments import GIVEN, TOKENS, Caller, token_tensor
 from fibration.compiler.ir import BATCH, Input, Names
@@ -23,62 +23,44 @@ class Argument:
     by_position: bool = False
 
 
-@dataclass
 class Signature:
-    """The arguments of a program, and the text that makes each of its vectors from them."""
+    """The arguments of a program, and the text that makes each of its vectors from them.
 
-    program: Program
-    caller: Caller
-    arguments: list[Argument] = field(default_factory=list)
-    vectors: dict[Input, str] = field(default_factory=dict)
-    rows: str = ""  # the argument with the number of rows
-    shape: str = ""  # the shape of the batch, as text
-    labels: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # labels, their number, and who has them
+    `reserved`: names that no argument has. A name that is taken gets a number.
+    """
 
-    @property
-    def leaf(self) -> str:
-        return self.program.leaves[0]
-
-
-def signature(program: Program, caller: Caller, reserved: frozenset[str]) -> Signature:
-    """The arguments of a program. A name that is taken gets a number. `reserved`: names that no argument has."""
-    return _Arguments(Signature(program, caller), Names(reserved)).made()
-
-
-class _Arguments:
-    def __init__(self, signature: Signature, names: Names) -> None:
-        self.s, self.names = signature, names
+    def __init__(self, program: Program, caller: Caller, reserved: frozenset[str]) -> None:
+        self.program, self.caller, self.leaf, self.names = program, caller, program.leaves[0], Names(reserved)
+        self.arguments: list[Argument] = []
         self.known: dict[tuple[str, ...], str] = {}  # the arguments by what they are: a kind and a key
-        self.program, self.caller, self.leaf = signature.program, signature.caller, signature.leaf
-
-    def made(self) -> Signature:
-        read = sorted(self.program.inputs, key=lambda i: TENSORS.index(i.kind) if i.kind in TENSORS else len(TENSORS))
-        rows, in_shape = self.caller.rows, "in the shape of the batch"
+        self.vectors: dict[Input, str] = {}
+        self.labels: dict[str, tuple[str, str, str]] = {}  # labels, their number, and who has them
+        read = sorted(program.inputs, key=lambda i: TENSORS.index(i.kind) if i.kind in TENSORS else len(TENSORS))
+        rows, in_shape = caller.rows, "in the shape of the batch"
         for i in read:
             if i.kind in TOKENS:
                 tensor = token_tensor(i)
                 name = self.add(tensor.argument, (i.kind, *i.key), f"{tensor.note}, {in_shape}", "", i.kind in TENSORS)
-                self.s.vectors[i] = f"at.tokens({name!r}, {name})"
+                self.vectors[i] = f"at.tokens({name!r}, {name})"
             elif i.kind in GIVEN:
-                alone = i.kind == "reward" and self.caller.adds_up_tokens
+                alone = i.kind == "reward" and caller.adds_up_tokens
                 about = f"per token, or one per {rows}"
                 if alone:
                     about = f"one per token, {in_shape}: the formula adds them up"
                 name = self.add(GIVEN[i.kind], (i.kind,), about, "", True)
-                self.s.vectors[i] = f"at.given({name!r}, {name}, {i.over!r}{', of_rows=False' * alone})"
+                self.vectors[i] = f"at.given({name!r}, {name}, {i.over!r}{', of_rows=False' * alone})"
         self.add("mask", ("mask",), f"{in_shape}, True at tokens that count", "None")
         each = f"for packed tokens, the {rows} of each: ascending whole numbers from 0 on, below 0 where no token is"
         self.add("segments", ("segments",), each, "None")
-        self.s.shape = self.shape(read)
-        self.s.rows = self.add(f"n_{rows}", ("size", rows), f"for packed tokens, how many {rows} elements", "None")
+        self.shape = self.shape_of(read)
+        self.rows = self.add(f"n_{rows}", ("size", rows), f"for packed tokens, how many {rows} elements", "None")
         for stratum in self.labelled():
             self.label(stratum)
         for i in read:
-            if i not in self.s.vectors:
-                self.s.vectors[i] = self.vector(i)
-        return self.s
+            if i not in self.vectors:
+                self.vectors[i] = self.vector(i)
 
-    def shape(self, read: list[Input]) -> str:
+    def shape_of(self, read: list[Input]) -> str:
         """The text of the shape of the batch. Advantages and rewards may be per row, so they have it last."""
         names = [self.known[i.kind, *i.key] for i in read if i.kind in TOKENS]
         if names:
@@ -89,7 +71,7 @@ class _Arguments:
     def add(self, wish: str, key: tuple[str, ...], about: str, default: str = "", by_position: bool = False) -> str:
         if key not in self.known:
             self.known[key] = self.names.free(wish)
-            self.s.arguments.append(Argument(self.known[key], default, about, by_position))
+            self.arguments.append(Argument(self.known[key], default, about, by_position))
         return self.known[key]
 
     def labelled(self) -> Iterator[str]:
@@ -106,7 +88,7 @@ class _Arguments:
         which = f"one per {self.caller.rows}" + ", or in the shape of the batch" * (at == self.leaf)
         name = self.add(stratum, ("label", stratum), f"the {stratum} of each {at}, {which}: whole numbers from 0 on")
         most = f"how many {stratum} elements at most; by default as many as {at} elements"
-        self.s.labels[stratum] = (name, self.add(f"n_{stratum}", ("size", stratum), most, "None"), at)
+        self.labels[stratum] = (name, self.add(f"n_{stratum}", ("size", stratum), most, "None"), at)
 
     def vector(self, i: Input) -> str:
         if i.kind == "count":

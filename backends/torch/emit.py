@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from fibration.backends.bodies import Language, call
-from fibration.backends.vectors import constant, inputs_and_results, statement
+from fibration.backends.vectors import constant, function, statement
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Const, Mix, Node, Quantile, Scan
 from fibration.compiler.plan import Collective, Spread
@@ -108,18 +108,6 @@ strata are numbered one stratum after another.
 # The source of the functions for quantiles and sums in order. Modules that use them contain a copy.
 QUANTILE, SCAN = (Path(str(module.__file__)).read_text().split("\n\n\n", 1)[1] for module in (quantiles, sums_in_order))
 
-FUNCTION = '''
-def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]{more}) -> dict[str, Tensor]:
-    """{title}
-
-{arguments}
-    """
-{body}
-    return {{
-{results}
-    }}
-'''
-
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Schedule:
     """The schedule of a program: one vector after the other."""
@@ -139,15 +127,10 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
-    program = schedule.program
-    arguments, results = inputs_and_results(schedule)
-    arguments += "".join(f"\n    {program.given[m]}  [{m.into}, {m.of}]" for m in program.matrices)
     lines = [line for step in schedule.steps for line in _step(step, schedule)]
-    more = ", orders: dict[tuple[str, ...], Order]" if program.orders else ""
+    more = ", orders: dict[tuple[str, ...], Order]" if schedule.program.orders else ""
     more += ", collect: Callable[[int, list[Tensor]], list[Tensor]]" if schedule.collectives else ""
-    return FUNCTION.format(
-        name=name, title=title, arguments=arguments, body="\n".join(lines), results=results, more=more
-    )
+    return function(name, title, schedule, lines, "Tensor", more)
 
 
 def _step(step: Step | Collective, schedule: Schedule) -> list[str]:

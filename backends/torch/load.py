@@ -59,7 +59,8 @@ class _Module:
         for key, parts in program.results().items():
             whole = torch.full(batch.index.shape, batch.fill, dtype=batch.dtype, device=batch.index.device)
             for leaf, output in parts.items():
-                scatter(outputs[output], whole, batch.index.positions_of(leaf))
+                positions = batch.index.positions_of(leaf)
+                whole.view(-1)[positions] = outputs[output].to(batch.dtype).expand(len(positions))
             results[key] = whole
         return Outputs(results)
 
@@ -77,7 +78,3 @@ def _meetings(schedule: Schedule, batch: Batch) -> list[Callable[[int, list[Tens
         return [found[node] for node in stage.values]
 
     return [collect]
-
-
-def scatter(values: Tensor, whole: Tensor, positions: Tensor) -> None:
-    whole.view(-1)[positions] = values.to(whole.dtype).expand(len(positions))

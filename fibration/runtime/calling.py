@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_each, tensor_of
@@ -20,6 +23,7 @@ from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Out
 
 MAPPED = 32 << 20  # bytes from which glibc's malloc never keeps freed memory for the next call
 ALIGNMENT = 64  # bytes, as torch aligns its own memory
+FREE: deque[NDArray[np.uint8]] = deque(maxlen=2)  # memory of results that nothing refers to, for the next ones
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,6 @@ class Frame:
         """Whether results are so large that malloc asks the system for their pages in every call."""
         return self.empty.is_cpu and math.prod(self.shape) * self.empty.itemsize >= MAPPED
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether memory for results comes with the fill in it, so that kernels need not write it."""
-        return self.is_mapped and self.fill == 0
-
     def filled(self, tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> tuple[Outputs, Holes]:
         """Memory for the outputs of one call, with the fill where kernels do not write; and what fills the holes: the
         caller's tensors, vectors of its advantages or rewards, and outputs.
@@ -75,12 +74,8 @@ class Frame:
             found |= {key: given[node] for key, node in binding.inputs.items() if node in given}
             holes += [(i, given[node]) for i, node in binding.given]
         for i, key in binding.results:
-            if self.is_mapped:
-                result = mapped_zeros(self.shape, self.empty.dtype)
-                result = result if whole or not self.fill else result.fill_(self.fill)
-            else:
-                result = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
-            found[key] = result
+            result = mapped(self.shape, self.empty.dtype) if self.is_mapped else self.empty.new_empty(self.shape)
+            found[key] = result if whole else result.fill_(self.fill)
             holes.append((i, result))
         work = self.workspace.new_empty(self.bound.length)
         holes.append((binding.work, work))
@@ -95,15 +90,20 @@ class Frame:
         return batch.vectors[node]
 
 
-def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the system hands out when they are first written, and huge pages where it has them.
-
-    `torch.zeros` writes every page, and its pages are small.
+def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory of an earlier result that nothing refers to any more. Else new memory, in huge pages if there are any: the
+    system takes longer to hand out pages than a kernel takes to write them.
     """
     size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    memory = np.empty(0, np.uint8)
+    with suppress(IndexError):
+        memory = FREE.pop()
+    if not size + ALIGNMENT <= memory.size <= 2 * size + ALIGNMENT:
+        memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
-    return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)
+    part = memory[first : first + size]  # which the tensor refers to
+    weakref.finalize(part, FREE.append, memory).atexit = False
+    return torch.from_numpy(part).view(dtype).view(shape)
 
 
 class Binding:

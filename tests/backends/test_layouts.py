@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import operator as unasked
 from support import spec
 
 from fibration.runtime import calling
@@ -94,21 +93,22 @@ def test_results_in_mapped_memory_are_those_of_other_memory(operator, name, monk
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_mapped_memory_is_0_in_every_dtype(dtype):
-    made = calling.mapped_zeros((3, 5), dtype)
-    assert made.dtype == dtype and made.shape == (3, 5) and (made == 0).all()
-    assert calling.mapped_zeros((0, 5), dtype).shape == (0, 5)
+def test_memory_is_used_again_when_nothing_refers_to_its_result(dtype):
+    calling.FREE.clear()
+    made = calling.mapped((3, 5), dtype)
+    address, row = made.data_ptr(), made[1]
+    assert made.dtype == dtype and made.shape == (3, 5)
+    del made
+    assert calling.mapped((3, 5), dtype).data_ptr() != address, "a row of it is still there"
+    calling.FREE.clear()
+    del row
+    assert calling.mapped((3, 5), dtype).data_ptr() == address
+    for shape in ((3, 4), (70, 5), (0, 5), (70, 5)):  # what is too small or far too large is not taken
+        assert calling.mapped(shape, dtype).fill_(1).shape == shape
 
 
-@pytest.mark.parametrize("times", [1, 8])  # rows in blocks, and longer ones
-def test_kernels_leave_masked_places_of_mapped_memory_alone(monkeypatch, times):
-    """Pages that no kernel writes are never handed out."""
-    op, mask = unasked(spec("fiberpo"), backend="c"), torch.tensor(MASKS["gaps between"], dtype=torch.bool)
-    mask = mask.repeat_interleave(times, 1)
-    x = torch.zeros(mask.shape)
-    monkeypatch.setattr(calling, "MAPPED", 1)
-    monkeypatch.setattr(calling, "mapped_zeros", lambda shape, dtype: torch.full(shape, 7, dtype=dtype))
-    index = op.index(mask=mask)
-    values = op.coefficients(x, x, torch.ones(len(mask)), index, metrics=False).values
-    assert (values[~mask] == 7).all() and (values[mask] != 7).all()
-    assert (op.gate(x, index)[~mask] == 1).all()  # the system hands out zeros alone
+def test_little_memory_waits_for_results():
+    calling.FREE.clear()
+    every = [calling.mapped((9,), torch.float32) for _ in range(5)]
+    del every
+    assert len(calling.FREE) == 2

@@ -1,15 +1,129 @@
-"""The elements of a batch with static shapes. `emit.py` copies this text into the modules that it writes."""
+"""What generated modules are written with: the elements of a batch with static shapes, and sums along fibrations.
+
+`emit.py` copies this text into the modules that it writes. Only those modules import JAX.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fibration.backends.jax.fibres import Fibre, pull, push
+WIDTH = 32  # how many numbers are added up at a time
+
+
+class Fibre(NamedTuple):
+    """The map from source elements to target elements. An absent source element belongs to no target.
+
+    `order` sorts the sources by target (None: they are sorted, with absent ones between them). `first` and `last` are
+    the places of each target's sources in this order; without sources, `last` is below `first`. If `grid` is
+    `(targets, n)`, each target has `n` sources, one target after the other.
+    """
+
+    parent: Array  # int [source]: the target of each source element; any target where it is absent
+    present: Array  # bool [source]
+    targets: int
+    first: Array  # int [target]
+    last: Array  # int [target]
+    grid: tuple[int, int] | None = None
+    order: Array | None = None  # int [source]
+
+
+def blocks(x: Array, reduce: str) -> Array:
+    """Sums (or takes the maximum) over blocks of `WIDTH` numbers of the last axis; the last block may be shorter."""
+    add, nothing = (jnp.sum, 0.0) if reduce == "sum" else (jnp.max, -jnp.inf)
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % WIDTH)], constant_values=nothing)
+    return add(x.reshape(*x.shape[:-1], -1, WIDTH), axis=-1)
+
+
+def push(x: Array, f: Fibre, reduce: str = "sum") -> Array:
+    """Sums (or takes the maximum) over every fibre, in a fixed order: [source] -> [target].
+
+    A number is in at most `2·WIDTH` additions for each power of `WIDTH` up to the number of sources. No value of one
+    fibre enters the sum of another. The sum over an empty fibre is 0, the maximum -inf.
+    """
+    nothing = 0.0 if reduce == "sum" else -jnp.inf
+    x = jnp.where(f.present, x, nothing)
+    if f.grid is not None:
+        x = x.reshape(f.grid)
+        while x.shape[-1] > 1:
+            x = blocks(x, reduce)
+        return x[:, 0]
+    x = x if f.order is None else x[f.order]
+    total = jnp.full(f.targets, nothing, x.dtype)
+    low, high = f.first, f.last + 1
+    while True:  # numbers outside of whole blocks are added here; then the blocks are the numbers
+        inner = jnp.minimum(-(-low // WIDTH) * WIDTH, high)
+        for start, end in ((low, inner), (jnp.maximum(high // WIDTH * WIDTH, inner), high)):
+            place = start[:, None] + jnp.arange(WIDTH)
+            part = jnp.where(place < end[:, None], x[jnp.minimum(place, x.shape[0] - 1)], nothing)
+            total = total + jnp.sum(part, 1) if reduce == "sum" else jnp.maximum(total, jnp.max(part, 1))
+        if x.shape[0] < WIDTH:
+            return total
+        low, high = -(-low // WIDTH), high // WIDTH
+        x, high = blocks(x, reduce), jnp.maximum(low, high)
+
+
+def pull(x: Array, f: Fibre) -> Array:
+    """Gives every source element the value of its target: [target] -> [source]."""
+    x = jnp.broadcast_to(x, (f.targets,))
+    if f.grid is not None:
+        return jnp.broadcast_to(x[:, None], f.grid).reshape(-1)
+    # The copy makes XLA compute x once. On CPUs it would compute x again at each source, even behind a barrier.
+    copy = jnp.zeros_like(x).at[jnp.arange(f.targets)].set(x, indices_are_sorted=True, unique_indices=True)
+    return copy[f.parent]
+
+
+def spread(x: Array, f: Fibre) -> Array:
+    """Gives every source element the value of the batch: [1] -> [source]."""
+    return jnp.broadcast_to(x, f.parent.shape)
+
+
+def quantile(x: Array, f: Fibre, level: Array) -> Array:
+    """Returns the quantile of the source elements of each target: [target].
+
+    It interpolates linearly at `level·(n - 1)` among `n` sorted values: NaN if a value is NaN, 0 over an empty fibre.
+    """
+    parent = jnp.where(f.present, f.parent, f.targets)
+    x = jnp.broadcast_to(x, parent.shape) + 0.0  # + 0.0 makes -0.0 0.0, so that ties have one result
+    x = x[jnp.lexsort((x, parent))]  # by target, ascending, NaN last; absent elements at the end
+    sizes = jnp.zeros(f.targets, jnp.int32).at[parent].add(1, mode="drop")
+    first, last = jnp.cumsum(sizes) - sizes, jnp.maximum(sizes - 1, 0)
+    place = last * level
+    low = jnp.floor(place).astype(jnp.int32)
+    a, b, t = x[first + low], x[first + jnp.minimum(low + 1, last)], place - low
+    gap = b - a
+    between = jnp.where(t < 0.5, a + gap * t, b - gap * (1 - t))  # from the nearer end
+    between = jnp.where(jnp.isinf(gap), a * (1 - t) + b * t, between)
+    between = jnp.where((t == 0) | (a == b), a, between)
+    between = jnp.where(jnp.isnan(x[first + last]), jnp.nan, between)
+    return jnp.where(sizes > 0, between, 0.0)
+
+
+def scan(x: Array, f: Fibre, discount: Array, forward: bool) -> Array:
+    """`Σ discount^(t-s)·x_s` over all tokens s before t (or after t) of the same target: [token].
+
+    Masked tokens are not counted. No sum is a difference of sums, and none depends on another target.
+    """
+    place = jnp.where(f.present, f.parent, f.targets)
+    order = jnp.argsort(place, stable=True)  # the tokens of each target, in order; masked ones last
+    place, number = place[order], jnp.arange(order.shape[0])
+    bounds = jnp.searchsorted(place, jnp.arange(f.targets + 2))
+    room = number - bounds[place] if forward else bounds[place + 1] - 1 - number  # how many precede, or follow
+    way = 1 if forward else -1
+
+    def step(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        (share, x), reach = carry, jnp.left_shift(1, k)
+        return share * share, jnp.where(room >= reach, x + share * jnp.roll(x, way * reach), x)
+
+    # after k steps, at every token, the sum over 2^k tokens up to it
+    carry = discount.reshape(()), jnp.broadcast_to(x, place.shape)[order]
+    _, x = lax.fori_loop(0, max(order.shape[0] - 1, 0).bit_length(), step, carry)
+    x = jnp.where((room >= 1) & (place < f.targets), discount * jnp.roll(x, way), 0.0)
+    return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
 
 
 class Layout:
