@@ -15,7 +15,7 @@ from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
-from fibration.runtime.index.elements import Elements
+from fibration.runtime.index.index import Index
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -32,7 +32,7 @@ class Batch:
     under the mask. `largest`: the largest value of every parameter input.
     """
 
-    index: Elements
+    index: Index
     tokens: Mapping[str, Tensor]
     advantage: Tensor | None
     per_row: bool

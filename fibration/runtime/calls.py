@@ -7,28 +7,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import TOKENS, token_tensor
-from fibration.compiler.dead import DeadIf
+from fibration.compiler.dead import Advantages, DeadIf
 from fibration.compiler.ir import BATCH
 from fibration.compiler.keys import Key
 from fibration.compiler.program import PER_TOKEN, Program
 from fibration.compiler.spread import BEYOND, RANGE
-from fibration.errors import BatchError
+from fibration.errors import BatchError, listed
+from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import is_beyond_rows
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Executable, Launcher, Outputs, given_of, tensors_of
-from fibration.runtime.frozen import KEY as FROZEN_SUMS
-from fibration.runtime.frozen import Frozen, frozen_sums, of_whole_step
-from fibration.runtime.given import check_rows_agree, checked, has_two_readings, is_per_row, of_batch_rows, row_values
-from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.micro import MicroIndex
+from fibration.runtime.index.micro import MicroIndex, of_whole_step
 from fibration.runtime.inputs import (
+    at_tokens,
+    check_rows_agree,
     check_tokens,
+    checked,
+    has_two_readings,
+    is_per_row,
     make_batch,
+    of_batch_rows,
     policy_tensors,
     refuse_advantages,
     refuse_both,
@@ -36,16 +41,16 @@ from fibration.runtime.inputs import (
     refuse_nonfinite,
     refuse_sums,
     refuse_terms,
+    row_values,
 )
-from fibration.runtime.live import live_rows
-from fibration.runtime.measured import Collector
-from fibration.runtime.parameters import parameter_values
+from fibration.runtime.metrics import Collector
+from fibration.runtime.parameters import Values, parameter_values
 from fibration.runtime.precision import HALF, warn_of_rounding
 from fibration.runtime.prepared import NONFINITE, keep
-from fibration.runtime.ranks.agreement import agree, agreed
+from fibration.runtime.ranks.group import agree, agreed
 from fibration.runtime.ranks.shards import Shards
 from fibration.runtime.signs import refuse_exchanged, refuse_negated
-from fibration.runtime.tracing import refuse_traces
+from fibration.runtime.tracing import refuse_graphs, refuse_traces
 
 # What each program's call is named in errors.
 CALLS = {
@@ -350,3 +355,78 @@ class Executor:
             for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:
                 outputs[key] = torch.where(outputs[BEYOND] > 0, torch.nan, outputs[key])
         return outputs
+
+
+# ---------------------------------------------------------------- sums that micro-batches read of a whole step
+
+FROZEN_SUMS = "frozen sums"  # their key in an index
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """`sums`: float64 per element of the whole step, by the name of the prologue's output. `parameters`: as it read."""
+
+    sums: Mapping[str, Tensor]
+    parameters: Values
+
+
+def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) -> Mapping[str, Tensor]:
+    """What `op.freeze` kept for the step, at the elements of a micro-batch: float64 [elements].
+
+    Raises BatchError without it, and if parameters differ.
+    """
+    frozen: Frozen | None = index.whole.told(FROZEN_SUMS)
+    over = listed(list(index.coupling.frozen))
+    if frozen is None:
+        raise BatchError(
+            f"a micro-batch of '{h.name}' reads sums over {over} of the whole step, and they are not computed",
+            required="op.freeze(...) once per step, before its micro-batches",
+            remedy="op.freeze(old_log_probs, advantages, index, policies=...) with the tensors of all rows",
+        )
+    now = parameter_values(h, prologue, index.whole, {} if given is None else given)
+    for node, numbers in frozen.parameters.items():
+        if not np.array_equal(numbers, now[node]):
+            raise BatchError(
+                f"parameter '{node.key[0]}' of '{h.name}' is {now[node].tolist()} in a micro-batch, and was "
+                f"{numbers.tolist()} in op.freeze(...)",
+                required="the same parameters in a whole step",
+                remedy="pass the same parameters= to both",
+            )
+    over_of = {str(key): node.stratum for key, node in prologue.outputs.items()}
+    return {name: index.taken(total, over_of[name]) for name, total in frozen.sums.items()}
+
+
+# ---------------------------------------------------------------- rows that can get a gradient
+
+
+def live_rows(h: Hierarchy, dead_if: DeadIf, index: Index, given: Tensor, per_row: bool) -> Tensor:
+    """bool `[B]`: the rows with a token whose coefficient may differ from 0. `given`: checked advantages.
+
+    Over ranks, one all-gather for each stratum of `dead_if` whose elements may have tokens on several ranks.
+    """
+    nonzero = at_tokens(index, given, per_row) != 0  # NaN too: the loss refuses it
+    of_leaf: dict[str, Tensor] = {}
+    for leaf in index.leaves:
+        at = index.tokens_of(leaf)
+        of_leaf[leaf] = nonzero if at is None else nonzero[at]
+    needed = {leaf: sorted(of or ()) for leaf, of in dead_if.needed.items()}
+    found = {a: _of_elements(h, index, a, of_leaf[a.leaf]) for a in sorted({a for of in needed.values() for a in of})}
+    rows = torch.zeros(index.n_rows, dtype=torch.int64, device=index.device)
+    for leaf, of in needed.items():
+        alive = torch.full_like(of_leaf[leaf], dead_if.needed[leaf] is None)
+        for a in of:
+            alive |= found[a] if a == (leaf, leaf) else found[a][index.parent(leaf, a.over)]
+        rows.index_add_(0, index.row_tensor()[index.rows_of_tokens(leaf)], alive.long())
+    return rows > 0
+
+
+def _of_elements(h: Hierarchy, index: Index, a: Advantages, nonzero: Tensor) -> Tensor:
+    """Per element of `a.over`, whether one of its advantages is not 0: bool [elements]."""
+    if a.over == a.leaf:
+        return nonzero
+    found = torch.zeros(index.size[a.over], dtype=torch.int64, device=index.device)
+    found.index_add_(0, index.parent(a.leaf, a.over), nonzero.long())
+    ranks = index.ranks
+    if ranks is not None and (ranks.cut or is_beyond_rows(h, Stratum(a.over))):
+        found = ranks.group.all_gather(found, f"which {a.over}s have an advantage").sum(0)
+    return found > 0

@@ -17,12 +17,18 @@ import torch
 from torch import Tensor
 
 from fibration.errors import ParameterError, an, shown
-from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
 from fibration.runtime.index.index import Index
 from fibration.runtime.inputs import no_index
-from fibration.runtime.measured import Measured
-from fibration.runtime.metrics import Metric
-from fibration.runtime.tracing import INDEXES, OPERATORS, is_followed, skip_dynamo
+from fibration.runtime.metrics import Measured, Metric
+from fibration.runtime.tracing import (
+    INDEXES,
+    OPERATORS,
+    differentiated_again,
+    has_graph,
+    is_followed,
+    refused_graph,
+    skip_dynamo,
+)
 
 # The arguments that all custom operators share.
 GIVEN = (

@@ -23,12 +23,9 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
-from fibration.runtime.measured import Measured
-from fibration.runtime.metrics import asked_for
+from fibration.runtime.metrics import Coefficients, Measured, asked_for
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
-from fibration.runtime.results import Coefficients
+from fibration.runtime.ranks.group import agreed, as_group
 from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements whose regime changes in pass 2

@@ -29,8 +29,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.runtime.batch import Outputs
-from fibration.runtime.measured import FEW
-from fibration.runtime.metrics import Extreme, Mean
+from fibration.runtime.metrics import FEW, Extreme, Mean
 
 old, rollout = policies("old rollout")
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")

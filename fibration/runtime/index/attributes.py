@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, an, shown, suggest
 from fibration.language.atoms import BATCH, Attribute
-from fibration.runtime.graphs import requires_grad
 from fibration.runtime.index.labels import Encoded, TokenPlaces
+from fibration.runtime.tracing import requires_grad
 
 
 class Numbers:

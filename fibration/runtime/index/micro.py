@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, an, located, shown
+from fibration.errors import BatchError, HierarchyIndexError, an, located, shown
 from fibration.language.atoms import BATCH, Attribute
+from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.build import Builder
-from fibration.runtime.index.elements import once
-from fibration.runtime.index.index import Index
+from fibration.runtime.index.index import Index, once
 from fibration.runtime.index.labels import Encoded, Names, TokenPlaces, renumbered
 from fibration.runtime.index.spans import spread_out
 from fibration.runtime.sums import Codes
@@ -250,3 +250,40 @@ def _check_closed(found: Index, whole: Index, elements: Mapping[str, Codes]) -> 
                     required=f"all of them: '{h.name}' couples the {part} of a {where}",
                     remedy=f"{first}compute op.coefficients(...) of the whole step once, and slice its values",
                 )
+
+
+def coupled_rows(index: Index, rows: Tensor) -> Tensor:
+    """The rows whose log-probs the coefficients of `rows` read, themselves included: bool `[B]`.
+
+    `rows`: bool `[B]`. On this rank alone: an element over which the loss couples rows must not have tokens elsewhere.
+    """
+    found = rows.clone()
+    places = [(leaf, stratum) for stratum in index.coupling.strata for leaf in index.leaves_over(stratum)]
+    of_tokens = {leaf: index.row_tensor()[index.rows_of_tokens(leaf)] for leaf, _ in places}
+    while True:
+        before = found.clone()
+        for leaf, stratum in places:
+            parent = index.parent(leaf, stratum)
+            size = 1 if stratum == BATCH else index.size[stratum]
+            reached = torch.zeros(size, dtype=torch.int64, device=index.device)
+            reached.index_add_(0, parent, found[of_tokens[leaf]].long())
+            found[of_tokens[leaf][reached[parent] > 0]] = True
+        if torch.equal(found, before):
+            return found
+
+
+# What needs a whole step, and what to do instead; all other calls take the index of the whole step.
+INSTEAD = {
+    "metrics": "at the end of the step, op.coefficients(...) with the log-probs of all rows and the step's index",
+    "rewards": "advantages = op.advantages(rewards, index) of the whole step, then advantages[rows]",
+    "live rows": "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may "
+    "decide",
+}
+
+
+def of_whole_step(h: Hierarchy, what: str) -> BatchError:
+    return BatchError(
+        f"{what} of a micro-batch of '{h.name}'",
+        required="the whole step: an element may have tokens in several micro-batches",
+        remedy=INSTEAD.get(what, "call it with the index of the whole step"),
+    )

@@ -20,16 +20,12 @@ from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index.build import Builder, finished
+from fibration.runtime.index.build import KEYWORD as POSITIONS
+from fibration.runtime.index.build import Builder, check_order, finished, read_over, refuse_others, runs_of, unordered
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.keywords import refuse_others
 from fibration.runtime.index.labels import Encoded, nothing_over
-from fibration.runtime.index.positions import KEYWORD as POSITIONS
-from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import ALONE, Group, as_group, is_group
-from fibration.runtime.ranks.labels import digests
-from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch
+from fibration.runtime.ranks.group import ALONE, Group, agreed, as_group, is_group
+from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch, digests
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.ranks.shards import RankElements, Shards
 from fibration.runtime.sums import Codes

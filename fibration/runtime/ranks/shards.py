@@ -24,8 +24,7 @@ from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
 from fibration.runtime.quantiles import quantile
-from fibration.runtime.ranks.agreement import agree
-from fibration.runtime.ranks.group import Group
+from fibration.runtime.ranks.group import Group, agree
 from fibration.runtime.ranks.pieces import Carries, Elements, Pieces
 from fibration.runtime.sums import Codes, Sums, sum_of_multiples
 

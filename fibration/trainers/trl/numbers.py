@@ -17,8 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 from fibration.errors import TrainerError, an, listed, shown
 from fibration.language.atoms import Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.group import agreed, as_group
 from fibration.trainers.attributes import (
     as_number,
     attribute_option,

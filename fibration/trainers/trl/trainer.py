@@ -14,8 +14,7 @@ from trl import GRPOTrainer
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.group import agreed, as_group
 from fibration.trainers import dead_rows
 from fibration.trainers.labels import as_label, as_operator, sources
 from fibration.trainers.micro_batches import MicroBatches

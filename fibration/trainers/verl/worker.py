@@ -26,8 +26,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import adds_up_tokens
 from fibration.runtime.noise import noise
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.group import agreed, as_group
 from fibration.trainers import dead_rows
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.policies import ROLLOUT

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thorough import ALL, examples
 
-from fibration.runtime.ranks.labels import canonical, digests
+from fibration.runtime.ranks.merge import canonical, digests
 
 
 class Colour(Enum):
@@ -89,7 +89,7 @@ def test_digests_are_the_same_in_every_process():
     """Whatever Python's hash is seeded with; and a million of them are nothing to wait for."""
     n = 10**6 if ALL else 10**4
     program = f"""
-from fibration.runtime.ranks.labels import digests
+from fibration.runtime.ranks.merge import digests
 labels = [*(f"prompt-{{i}}" for i in range({n})), 1, "1", 2.5, (1, "a"), frozenset("abcdefg"), None or b"1"]
 print(hash("a"), *digests("domain", labels)[-8:], digests("domain", labels).sum())
 """
