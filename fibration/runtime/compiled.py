@@ -17,18 +17,10 @@ import torch
 from torch import Tensor
 
 from fibration.errors import ParameterError, an, shown
+from fibration.runtime import tracing
 from fibration.runtime.index.index import Index
 from fibration.runtime.inputs import no_index
 from fibration.runtime.metrics import Measured, Metric
-from fibration.runtime.tracing import (
-    INDEXES,
-    OPERATORS,
-    differentiated_again,
-    has_graph,
-    is_followed,
-    refused_graph,
-    skip_dynamo,
-)
 
 # The arguments that all custom operators share.
 GIVEN = (
@@ -71,11 +63,11 @@ class DeferredMetrics:
     def __init__(self, numbers: Tensor, index: Any, key: tuple[int, str]) -> None:
         self.numbers, self.index, self.key = numbers, index, key
 
-    @skip_dynamo
+    @tracing.skip_dynamo
     def metrics(self) -> dict[str, Metric]:
         return self._measured().metrics()
 
-    @skip_dynamo
+    @tracing.skip_dynamo
     def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
         return self._measured().scalars(prefix, **more)
 
@@ -100,7 +92,7 @@ def _given(
     here.
     """
     both = {"advantages": advantages, "rewards": rewards}
-    dropped = has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
+    dropped = tracing.has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
     kind, handle = (None, index.handle) if isinstance(index, Index) else (type(index).__name__, NONE)
     numbers: list[Tensor] = []
     named = {} if policies is None else policies
@@ -175,7 +167,7 @@ def _call(
     """The operator, the metrics asked for, and the keyword arguments that all calls share."""
     names, values, asked, dropped, kind = _read(words)
     if dropped is not None:
-        raise refused_graph(program, *dropped)
+        raise tracing.refused_graph(program, *dropped)
     if kind is not None:
         raise no_index(kind)
     more = {
@@ -183,9 +175,9 @@ def _call(
         "advantages": advantages,
         "rewards": rewards,
         "policies": dict(zip(names, policies, strict=True)),
-        "index": INDEXES.of(int(index)),
+        "index": tracing.INDEXES.of(int(index)),
     }
-    return OPERATORS.of(operator), asked, more
+    return tracing.OPERATORS.of(operator), asked, more
 
 
 def _run_coefficients(
@@ -250,12 +242,12 @@ class _Step:
         self.function: Any = made.apply  # type: ignore[attr-defined]
 
     def __call__(self, *given: Any) -> Any:
-        through = torch.compiler.is_dynamo_compiling() or not is_followed()
+        through = torch.compiler.is_dynamo_compiling() or not tracing.is_followed()
         return self.operator(*given) if through else self.function(*given)
 
 
 def _refuse_again(ctx: Any, gradient: Tensor) -> Any:
-    raise differentiated_again()
+    raise tracing.differentiated_again()
 
 
 def _keep_coefficients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -20,7 +20,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.runtime import compiled, devices
 from fibration.runtime.batch import Executable, Outputs, inputs_of
-from fibration.runtime.calls import Backend, Executor
+from fibration.runtime.calls import Backend, Executor, Given
 from fibration.runtime.index.build import build_index, refuse_positional
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
@@ -215,13 +215,8 @@ class Operator:
         with torch.no_grad():
             dtype = _wide(log_probs)
             program = self.calls.program(index, metrics, rewards)
-            if rewards is not None:
-                advantages = self.calls.advantages(
-                    program, rewards, index, tokens, advantages, parameters, policies, graph
-                )
-            outputs, _ = self.calls.call(
-                program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics, kept=key
-            )
+            given = Given(index, advantages, parameters, policies, rewards, graph)
+            outputs, _ = self.calls.call(program, tokens, given, dtype, metrics=metrics, kept=key)
             assert index is not None
             return outputs, dtype, collector.collect(program, outputs, index, collector.asked(metrics))
 
@@ -241,9 +236,9 @@ class Operator:
         parameters of the micro-batches. Over ranks, every rank calls it. For a loss without `op.coupling.frozen` it
         does nothing.
         """
-        graph = torch.is_grad_enabled()
+        given = Given(index, advantages, parameters, policies, graph=torch.is_grad_enabled())
         with torch.no_grad():
-            self.calls.freeze(old_log_probs, advantages, index, parameters, policies, graph)
+            self.calls.freeze(old_log_probs, given)
 
     @refuse_transforms
     def live(self, advantages: Tensor, index: Index | None = None) -> Tensor:
@@ -275,11 +270,8 @@ class Operator:
         """
         if is_followed():
             return compiled.of_gate(self, log_ratio, index, parameters, advantages, rewards, policies)
-        graph = torch.is_grad_enabled()
-        if rewards is not None:
-            tokens = {"log_ratio": log_ratio}
-            advantages = self.calls.advantages("gate", rewards, index, tokens, advantages, parameters, policies, graph)
-        result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies, graph)
+        given = Given(index, advantages, parameters, policies, rewards, torch.is_grad_enabled())
+        result: Tensor = Gated.apply(log_ratio, self.calls, given)
         return result
 
     @refuse_transforms
@@ -298,12 +290,8 @@ class Operator:
         The arguments are those of `gate`. Each value is a density divided by the element's mass. With a decomposition
         of log ratios it is a mean log ratio, in nats.
         """
-        tokens, graph = {"log_ratio": log_ratio}, torch.is_grad_enabled()
-        if rewards is not None:
-            advantages = self.calls.advantages(
-                "levels", rewards, index, tokens, advantages, parameters, policies, graph
-            )
-        outputs, _ = self.calls.call("levels", index, tokens, advantages, parameters, policies, torch.float64, graph)
+        given = Given(index, advantages, parameters, policies, rewards, torch.is_grad_enabled())
+        outputs, _ = self.calls.call("levels", {"log_ratio": log_ratio}, given, torch.float64)
 
         nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # on a GPU, where no error is raised
 
@@ -337,9 +325,8 @@ class Operator:
         The result is `[B]` if rewards are per row and the formula has one value per row, else in the batch's shape.
         It is 0 under the mask and at rows without tokens.
         """
-        made = self.calls.advantages(
-            "advantages", rewards, index, {}, None, parameters, policies, torch.is_grad_enabled()
-        )
+        given = Given(index, None, parameters, policies, rewards, torch.is_grad_enabled())
+        made = self.calls.advantages("advantages", {}, given)
         assert made is not None
         return made
 
@@ -423,38 +410,25 @@ class Gated(torch.autograd.Function):
     """Gated ratios. The backward pass runs the operator's adjoint program."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        log_ratio: Tensor,
-        calls: Any,
-        index: Index,
-        advantages: Any,
-        parameters: Any,
-        policies: Any,
-        graph: bool,
-    ) -> Tensor:
-        tokens = {"log_ratio": log_ratio}
+    def forward(ctx: Any, log_ratio: Tensor, calls: Any, given: Given) -> Tensor:
         dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
-        outputs, batch = calls.call("gate", index, tokens, advantages, parameters, policies, dtype, graph, fill=1.0)
-        read = None if batch.advantage is None else advantages
+        outputs, batch = calls.call("gate", {"log_ratio": log_ratio}, given, dtype, fill=1.0)
         others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
         ctx.others = tuple(others)
         # with saved tensors, autograd refuses the backward pass if one was changed in place
-        ctx.save_for_backward(log_ratio, read, *others.values())
-        ctx.calls, ctx.ranks = calls, index.ranks
+        ctx.save_for_backward(log_ratio, batch.advantage, *others.values())
+        ctx.calls, ctx.ranks = calls, given.index.ranks
         ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
         return outputs[Key("gated_ratio")]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         log_ratio, advantages, *others = ctx.saved_tensors
         with torch.no_grad():
             tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
             tokens |= dict(zip(ctx.others, others, strict=True))
-            given = None if advantages is None else advantages.detach()
-            batch = replace(ctx.batch, tokens=tokens, advantage=given)
-            result = ctx.calls.gate_adjoint(batch, ctx.ranks)
-        return once(result, log_ratio), None, None, None, None, None, None
+            result = ctx.calls.gate_adjoint(replace(ctx.batch, tokens=tokens, advantage=advantages), ctx.ranks)
+        return once(result, log_ratio), None, None
 
 
 def once(gradient: Tensor, source: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from fibration.runtime.index.spread import GROUP
 from fibration.runtime.metrics import Coefficients, Measured, asked_for
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.group import agreed, as_group
-from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
+from fibration.trainers.intake import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements whose regime changes in pass 2
 CHANGED = "pass/changed"

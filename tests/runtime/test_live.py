@@ -6,7 +6,6 @@ Brute force decides: log-probs are drawn anew, at scales that reach every branch
 import numpy as np
 import pytest
 import torch
-from fibration.runtime.index.micro import coupled_rows
 from random_steps import RANDOM, SPECS, Step, made
 from support import operator, prompt_group, refuses, spec, token
 from thorough import ALL
@@ -24,6 +23,7 @@ from fibration import (
     token_mean,
     where,
 )
+from fibration.runtime.index.micro import coupled_rows
 
 # Losses that call a row with advantages of 0 live, although no log-probs gave it a gradient in any trial: why.
 UNMOVED: dict[str, str] = {}

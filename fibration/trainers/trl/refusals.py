@@ -14,10 +14,8 @@ from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.loading import shipped
 from fibration.runtime.noise import noise
+from fibration.trainers import intake
 from fibration.trainers.clip_range import in_its_place
-from fibration.trainers.labels import as_label, option
-from fibration.trainers.parameters import check_labelled
-from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
 
 WINDOWS = ("step", "generation")
 
@@ -63,13 +61,13 @@ def check_together(together: str | None, columns: Mapping[str, str | Labels]) ->
         )
 
 
-def label_option(stratum: str) -> str:
+def column_option(stratum: str) -> str:
     """The argument that names the column of a stratum's labels, and the alternative for strata of prompts."""
     if "prompt" not in stratum:
-        return option(stratum)
+        return intake.label_option(stratum)
     return (
-        f"{option(stratum)}; or, where it is the completions of one sampled prompt, call it prompt_group, or "
-        f"labels={{{stratum!r}: BY_PROMPT}} (from fibration.trainers.trl)"
+        f"{intake.label_option(stratum)}; or, where it is the completions of one sampled prompt, call it prompt_group, "
+        f"or labels={{{stratum!r}: BY_PROMPT}} (from fibration.trainers.trl)"
     )
 
 
@@ -114,7 +112,7 @@ def check(
                 check_columns(where, dataset, columns)
                 for stratum, labels in _labels(where, dataset, columns):
                     if name == "train_dataset":  # evaluation runs at a ratio of 1, where gates read no parameters
-                        check_labelled(hierarchy, parameters, stratum, labels, where)
+                        intake.check_labelled(hierarchy, parameters, stratum, labels, where)
 
 
 def check_options(config: Any, hierarchy: Hierarchy) -> None:
@@ -164,13 +162,13 @@ def _own_bounds(config: Any, hierarchy: Hierarchy, defaults: Mapping[str, Any]) 
 
 def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
     """Refuse a hierarchy whose rollout log-probs TRL lacks, and a second correction by them."""
-    if ROLLOUT not in hierarchy.policies:
+    if intake.ROLLOUT not in hierarchy.policies:
         return
     used = getattr(config, "use_vllm", False)
     if not used and rollout_func is None:
         raise no_sampling_log_probs(hierarchy)
     if used and config.vllm_importance_sampling_correction:
-        raise corrected_twice(
+        raise intake.corrected_twice(
             hierarchy,
             "vllm_importance_sampling_correction=True (TRL's default) weights by it",
             "GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False)",
@@ -188,16 +186,16 @@ def check_rewards(hierarchy: Hierarchy) -> None:
 
 def check_reference(config: Any, hierarchy: Hierarchy) -> None:
     """Refuse a hierarchy that reads the reference model if TRL cannot make one, or adds its own divergence from it."""
-    if REFERENCE not in hierarchy.policies:
+    if intake.REFERENCE not in hierarchy.policies:
         return
     if config is None:
         raise TrainerError(
-            f"'{hierarchy.name}' reads log_prob({REFERENCE}), and TRL makes its own options",
+            f"'{hierarchy.name}' reads log_prob({intake.REFERENCE}), and TRL makes its own options",
             required="args=GRPOConfig(...), in which TRL is asked for its reference model",
             remedy='args=GRPOConfig("out")',
         )
     if config.beta:
-        raise kept_near_twice(
+        raise intake.kept_near_twice(
             hierarchy,
             f"beta={config.beta:g} adds TRL's own divergence from it",
             f"leave beta out: '{hierarchy.name}' gets the reference model without it",
@@ -206,7 +204,7 @@ def check_reference(config: Any, hierarchy: Hierarchy) -> None:
 
 def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
     """Refuse a given model whose reference TRL cannot load: it loads the reference by the model's name."""
-    reads = REFERENCE in hierarchy.policies
+    reads = intake.REFERENCE in hierarchy.policies
     if not isinstance(model, PreTrainedModel) or not (reads or config.beta):
         return
     name, given = model.config.name_or_path, config.model_init_kwargs or {}
@@ -214,7 +212,7 @@ def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
-        reader = f"'{hierarchy.name}' reads log_prob({REFERENCE})" if reads else f"beta={config.beta:g}"
+        reader = f"'{hierarchy.name}' reads log_prob({intake.REFERENCE})" if reads else f"beta={config.beta:g}"
         raise TrainerError(
             f"{reader}, and TRL cannot load the reference of the {type(model).__name__}",
             required="the name of a model in model.config.name_or_path, from which TRL loads the reference: a folder "
@@ -276,9 +274,9 @@ def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) 
 def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
     """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label."""
     for stratum, column in columns.items():
-        if not isinstance(column, Labels) and (labels := distinct(dataset, column, as_label)):
+        if not isinstance(column, Labels) and (labels := distinct(dataset, column, intake.as_label)):
             for label in labels:
-                if as_label(label) is None:
+                if intake.as_label(label) is None:
                     raise no_label(stratum, column, label, where)
             yield stratum, labels
 
@@ -346,7 +344,7 @@ def passes_before(trainer: Any) -> str:
     coupled = "" if coupling.is_row_local else f"'{hierarchy.name}' {coupling}"
     if keeps or not hierarchy.policies:
         return coupled if keeps else ""
-    if ROLLOUT in hierarchy.policies or coupling.frozen:
+    if intake.ROLLOUT in hierarchy.policies or coupling.frozen:
         return coupled or f"'{hierarchy.name}' reads old log-probs, of which TRL keeps none"
     return coupled
 
@@ -397,7 +395,7 @@ def generation_inside(length: int, left: int) -> TrainerError:
 
 def no_sampling_log_probs(hierarchy: Hierarchy) -> TrainerError:
     return TrainerError(
-        f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and TRL has no log-probs of the sampling policy",
+        f"'{hierarchy.name}' reads log_prob({intake.ROLLOUT}), and TRL has no log-probs of the sampling policy",
         required="use_vllm=True, or a rollout_func whose result has 'logprobs': TRL's own generation gives none",
         remedy="GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False), or a hierarchy of two policies",
     )
