@@ -31,7 +31,6 @@ from fibration.runtime.precision import HALF, warn_of_rounding
 from fibration.runtime.prepared import NONFINITE, keep
 from fibration.runtime.ranks.group import agree, agreed
 from fibration.runtime.ranks.shards import Shards
-from fibration.runtime.signs import refuse_exchanged, refuse_negated
 from fibration.runtime.tracing import refuse_graphs, refuse_traces
 
 # What each program's call is named in errors.
@@ -289,10 +288,10 @@ class Executor:
         """Refuse arguments that are no log-probs. On a GPU only an operator's first call waits for the numbers."""
         looks = devices.can_sync(index.device)
         if looks or not (self._knows_sign or devices.is_recording()):
-            refuse_exchanged(tokens, index, word, given)
+            inputs.refuse_exchanged(tokens, index, word, given)
         if "log_probs" in tokens and not self._knows_sign:
             if looks:
-                refuse_negated(tokens, index)
+                inputs.refuse_negated(tokens, index)
             self._knows_sign = True
 
     def _warn_of_rounding(

@@ -18,9 +18,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
-from fibration.runtime.index.attributes import Numbers, to_numpy
 from fibration.runtime.index.index import LAST, Index
-from fibration.runtime.index.labels import Encoded, Encoder, TokenPlaces
+from fibration.runtime.index.labels import Encoded, Encoder, Numbers, TokenPlaces, to_numpy
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
 from fibration.runtime.ranks.group import is_group

@@ -15,10 +15,9 @@ from torch import Tensor
 from fibration.errors import BatchError, HierarchyIndexError, an, located, shown
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.build import Builder
 from fibration.runtime.index.index import Index, once
-from fibration.runtime.index.labels import Encoded, Names, TokenPlaces, renumbered
+from fibration.runtime.index.labels import Encoded, Names, TokenPlaces, renumbered, to_numpy
 from fibration.runtime.index.spans import spread_out
 from fibration.runtime.sums import Codes
 

@@ -25,7 +25,7 @@ from fibration.runtime.index.build import Builder, check_order, finished, read_o
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.ranks.group import ALONE, Group, agreed, as_group, is_group
-from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch, digests
+from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch, keys_of
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.ranks.shards import RankElements, Shards
 from fibration.runtime.sums import Codes
@@ -106,7 +106,7 @@ def _shard(local: Index, encoded: Encoded, keyed: bool) -> Shard:
         cut=len(np.unique(pieces)) < len(pieces),
         tokens={leaf: local.size[leaf] for leaf in local.leaves},
         labels=labels,
-        digests={s: digests(s, labels[s]) for s in labels if keyed or s != rows},
+        keys={s: keys_of(s, labels[s]) for s in labels if keyed or s != rows},
         kinds=encoded.kinds,
         parents={edge: parent.numpy() for edge, parent in local.edges.items() if edge[0] not in local.leaves},
         counts={edge: local.count(*edge).long().numpy() for edge in direct},

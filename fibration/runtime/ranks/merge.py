@@ -1,9 +1,9 @@
 """The shards of all ranks → the whole batch, computed by each rank.
 
-All ranks have the same shards, so all find the same errors, in the same words. Labels meet by hashes that are equal in
-every process, as Python's `hash` of a string is not. Equal labels have the same canonical bytes: `1`, `True`, `1.0` and
-`np.int64(1)` are one label, and `"1"` is another, as in a dictionary. Labels that are equal only to themselves, in one
-process, have no canonical bytes.
+All ranks have the same shards, so all find the same errors, in the same words. Labels meet by canonical bytes, which
+are equal in every process, as Python's `hash` of a string is not. Equal labels have the same ones: `1`, `True`, `1.0`
+and `np.int64(1)` are one label, and `"1"` is another, as in a dictionary. Labels that are equal only to themselves, in
+one process, have none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
@@ -39,7 +38,7 @@ class Shard:
     cut: bool  # whether one row spans several tensor rows
     tokens: Mapping[str, int]  # per leaf
     labels: Mapping[str, Sequence[Hashable]]  # per labelled stratum, and of the rows
-    digests: Mapping[str, Digests]  # hashes of the caller's labels
+    keys: Mapping[str, Sequence[bytes]]  # canonical bytes of the caller's labels
     kinds: Mapping[str, str]  # "row" or "token": whether labels were given per row or per token, if it matters
     parents: Mapping[Edge, Codes]  # between coarser strata; NOWHERE if no token here tells
     counts: Mapping[Edge, Codes]  # tokens of each element directly under a leaf
@@ -53,7 +52,7 @@ class Shard:
 class WholeBatch:
     """The whole batch, with one numbering of its elements.
 
-    Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the hash of
+    Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the bytes of
     their labels, so that the distribution over ranks does not matter. Raises HierarchyIndexError naming two ranks that
     disagree.
     """
@@ -61,7 +60,7 @@ class WholeBatch:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.rows = shards[0].rows
-        self.keyed = self.rows in shards[0].digests
+        self.keyed = self.rows in shards[0].keys
         if not any(n for p in shards for n in p.tokens.values()):
             raise HierarchyIndexError(
                 "the batch is empty",
@@ -108,29 +107,22 @@ class WholeBatch:
     def _labels(self, stratum: str) -> tuple[tuple[Hashable, ...], Codes]:
         """The labels of the whole batch, and the number of each label of each rank, rank after rank."""
         names = [label for p in self.shards for label in p.labels[stratum]]
-        if stratum not in self.shards[0].digests:  # rows without keys are named by number
+        if stratum not in self.shards[0].keys:  # rows without keys are named by number
             before = np.cumsum([0, *(p.n_rows for p in self.shards)])
             rows = (n + int(b) for b, p in zip(before, self.shards, strict=False) for n in p.labels[stratum])  # type: ignore[operator]
             return tuple(rows), np.arange(len(names))
-        found = np.concatenate([p.digests[stratum] for p in self.shards])
-        _, first, number = np.unique(found, return_index=True, return_inverse=True)
-        if not self.keyed:
-            order = np.argsort(first)
-            first, number = first[order], np.argsort(order)[number]
-        for i in np.flatnonzero(first[number] != np.arange(len(names))).tolist():
-            one, other = int(first[number[i]]), i
-            if names[one] != names[other]:
-                raise collision(stratum, *(f"{names[k]!r} on rank {self._rank(stratum, k)}" for k in (one, other)))
-        return tuple(names[i] for i in first), number
-
-    def _rank(self, stratum: str, place: int) -> int:
-        """The rank of a label, by its place among the labels of all ranks."""
-        return int(np.searchsorted(np.cumsum([len(p.labels[stratum]) for p in self.shards]), place, side="right"))
+        first: dict[bytes, int] = {}
+        found = [key for p in self.shards for key in p.keys[stratum]]
+        for i, key in enumerate(found):
+            first.setdefault(key, i)
+        order = sorted(first) if self.keyed else list(first)
+        number = {key: i for i, key in enumerate(order)}
+        return tuple(names[first[key]] for key in order), np.array([number[key] for key in found], np.int64)
 
     def _name(self, stratum: str, rank: int, element: int) -> str:
         """An element as its rank names it."""
         label = self.shards[rank].labels[stratum][element]
-        return f"{label!r} on rank {rank}" if stratum in self.shards[0].digests else f"row {label!r} of rank {rank}"
+        return f"{label!r} on rank {rank}" if stratum in self.shards[0].keys else f"row {label!r} of rank {rank}"
 
     # ------------------------------------------------------------ values that must agree
 
@@ -257,17 +249,14 @@ class WholeBatch:
 
 # ---------------------------------------------------------------- labels
 
-Digests = NDArray[np.uint64]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 REQUIRED = "labels that mean the same in every process: numbers, text, bytes, dates, UUIDs, enums, tuples of them"
 
 
-def digests(stratum: str, labels: Sequence[Hashable]) -> Digests:
-    """One hash per distinct label. Raises HierarchyIndexError for a label without a hash, and for two with the same
-    hash.
-    """
+def keys_of(stratum: str, labels: Sequence[Hashable]) -> list[bytes]:
+    """The canonical bytes of every label. Raises HierarchyIndexError for a label without them."""
     try:
-        found = np.frombuffer(b"".join([digest(canonical(label)) for label in labels]), ">u8").astype(np.uint64)
+        return list(map(canonical, labels))
     except _Unknown as error:
         raise HierarchyIndexError(
             f"the label {shown(error.args[0])} for '{stratum}' has no meaning on other ranks",
@@ -275,23 +264,6 @@ def digests(stratum: str, labels: Sequence[Hashable]) -> Digests:
             found=error.args[1],
             remedy="give it a name, for example its number in the dataset or str(label)",
         ) from None
-    order = np.argsort(found, kind="stable")
-    same = np.flatnonzero(found[order][1:] == found[order][:-1])
-    if len(same):
-        raise collision(stratum, *(shown(labels[order[same[0] + k]]) for k in (0, 1)))
-    return found
-
-
-def collision(stratum: str, one: str, other: str) -> HierarchyIndexError:
-    return HierarchyIndexError(
-        f"two labels of '{stratum}' have the same 64-bit hash: {one} and {other}",
-        required="labels with different hashes, because ranks compare hashes",
-        remedy="rename one of them",
-    )
-
-
-def digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=8).digest()
 
 
 def canonical(label: Any) -> bytes:

@@ -310,8 +310,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             self._told = True
             warnings.warn(
                 f"'{hierarchy.name}' reads log_prob({ROLLOUT}), but on every token '{fields.SAMPLED}' equals "
-                "old_log_probs, as with algorithm.rollout_correction.bypass_mode=true: there is no mismatch to correct, "
-                "and drift from the rollout policy counts against the budgets",
+                "old_log_probs, as with algorithm.rollout_correction.bypass_mode=true: there is no mismatch to "
+                "correct, and drift from the rollout policy counts against the budgets",
                 UserWarning,
                 stacklevel=2,
             )
