@@ -107,9 +107,7 @@ class Executor:
             tokens = self._tokens("prologue", {"old_log_probs": old_log_probs}, given)
             index = self._whole_step(given.index, CALLS["prologue"], **tokens)
             advantages, parameters = given.advantages, given.parameters
-            batch = inputs.make_batch(
-                self.hierarchy, program, program, index, tokens, advantages, parameters, torch.float64, 0.0
-            )
+            batch = inputs.make_batch(program, program, index, tokens, advantages, parameters, torch.float64, 0.0)
             self._check_signs(batch.tokens, index, advantages)
             self._say(said, "prologue", program, index, parameters)
         outputs = self._evaluate("prologue", batch, ranks)
@@ -166,9 +164,7 @@ class Executor:
             mine = {name: t for name, t in tokens.items() if name in called}
             mine |= inputs.policy_tensors(self.hierarchy, read, tokens, given.policies)
             inputs.check_tokens(self.hierarchy, index, **{**tokens, **mine})
-            batch = inputs.make_batch(
-                self.hierarchy, read, read, index, mine, rewards, given.parameters, torch.float64, 0.0
-            )
+            batch = inputs.make_batch(read, read, index, mine, rewards, given.parameters, torch.float64, 0.0)
             self._check_signs({**tokens, **mine}, index, rewards, "rewards")
             if per_row and not index.rows_are_tokens():
                 inputs.refuse_sums(self.hierarchy, index)
@@ -213,9 +209,7 @@ class Executor:
                 index = inputs.check_tokens(self.hierarchy, given.index, **tokens)
             if program == "micro" and isinstance(index, MicroIndex):
                 frozen = frozen_sums(self.hierarchy, self.programs["prologue"], index, parameters)
-            batch = inputs.make_batch(
-                self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill, frozen
-            )
+            batch = inputs.make_batch(read, declared, index, tokens, advantages, parameters, dtype, fill, frozen)
             self._check_signs(batch.tokens, index, advantages)
             chosen = self.on(index.device).run.choose(program, batch)
             rows = None
@@ -225,8 +219,10 @@ class Executor:
                 said["the dtype of results"] = str(dtype)
                 said["the metrics asked for"] = ", ".join(sorted(asked)) or "none"
                 self._say(said, chosen, declared, index, parameters)
-        if not self._knows_rounding and "log_probs" in tokens:
-            self._warn_of_rounding(index, tokens["log_probs"], tokens["old_log_probs"], parameters)
+        both = () if self._knows_rounding else [tokens[n] for n in ("log_probs", "old_log_probs") if n in tokens]
+        if len(both) == 2 and any(t.dtype in HALF for t in both):
+            self._knows_rounding = True
+            warn_of_rounding(index, *both, parameter_values(self.hierarchy, declared, index, parameters or {}))
         if ranks is not None and rows is not None:
             batch = inputs.check_rows_agree(batch, index, ranks, "advantage", rows)
         if program == "micro" or devices.is_recording() or inputs.has_two_readings(batch, index):
@@ -293,14 +289,6 @@ class Executor:
             if looks:
                 inputs.refuse_negated(tokens, index)
             self._knows_sign = True
-
-    def _warn_of_rounding(
-        self, index: Index, log_probs: Tensor, old_log_probs: Tensor, parameters: Mapping[str, Any] | None
-    ) -> None:
-        if log_probs.dtype in HALF or old_log_probs.dtype in HALF:
-            self._knows_rounding = True
-            numbers = parameter_values(self.hierarchy, self.programs["evaluate"], index, parameters or {})
-            warn_of_rounding(self.hierarchy, index, log_probs, old_log_probs, numbers)
 
     def gate_adjoint(self, batch: Batch, ranks: Shards | None) -> Tensor:
         if ranks is not None and not devices.is_recording():

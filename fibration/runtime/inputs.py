@@ -32,7 +32,6 @@ from fibration.runtime.tracing import refuse_kind
 
 
 def make_batch(
-    hierarchy: Hierarchy,
     program: Program,
     declared: Program,
     index: Index,
@@ -48,7 +47,7 @@ def make_batch(
 
     In a program that makes advantages, `advantages` are the rewards.
     """
-    tokens = {name: t.detach() for name, t in tokens.items()}
+    hierarchy, tokens = index.hierarchy, {name: t.detach() for name, t in tokens.items()}
     vectors = dict(index.kept(("inputs", id(program)), lambda: _of_index(hierarchy, program, index))[1])
     chosen, largest = parameter_vectors_of(hierarchy, declared, index, {} if parameters is None else parameters)
     vectors.update(chosen.items())

@@ -29,8 +29,16 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex, of_whole_step
 
 
-@dataclass(frozen=True)
-class Mean:
+class _Printed:
+    def __repr__(self) -> str:
+        return format(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec or ".6g")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, repr=False)
+class Mean(_Printed):
     """A sum and a count, both 0-d float64 tensors. `float()` is their quotient; `+` adds over batches."""
 
     sum: Tensor
@@ -42,15 +50,9 @@ class Mean:
     def __add__(self, other: Mean) -> Mean:
         return Mean(self.sum + other.sum, self.count + other.count)
 
-    def __repr__(self) -> str:
-        return f"{float(self):.6g}"
 
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec or ".6g")
-
-
-@dataclass(frozen=True)
-class Extreme:
+@dataclass(frozen=True, repr=False)
+class Extreme(_Printed):
     """A maximum or a minimum, a 0-d float64 tensor; `+` keeps the more extreme of two."""
 
     value: Tensor
@@ -62,12 +64,6 @@ class Extreme:
     def __add__(self, other: Extreme) -> Extreme:
         pick = torch.maximum if self.largest else torch.minimum
         return Extreme(pick(self.value, other.value), self.largest)
-
-    def __repr__(self) -> str:
-        return f"{float(self):.6g}"
-
-    def __format__(self, spec: str) -> str:
-        return format(float(self), spec or ".6g")
 
 
 Metric = Mean | Extreme
@@ -149,7 +145,8 @@ def asked_for(hierarchy: Hierarchy, metrics: object) -> Asked:
     if isinstance(metrics, bool):
         return frozenset({ALL} if metrics else ())
     words = [metrics] if isinstance(metrics, str) else metrics
-    known = list(dict.fromkeys([s.name for s in hierarchy.order] + [g for g in GROUPS if g in _groups(hierarchy)]))
+    groups = {row.group for row in rows(hierarchy)}
+    known = list(dict.fromkeys([s.name for s in hierarchy.order] + [g for g in GROUPS if g in groups]))
     required = f"True, False, or some of {', '.join(map(repr, (*known, WHOLE, ALL)))}"
     if not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
         raise BatchError(f"metrics={shown(metrics)}", required=required, found=an(type(metrics).__name__))
@@ -164,10 +161,6 @@ def asked_for(hierarchy: Hierarchy, metrics: object) -> Asked:
             remedy = f"'{word}' belongs to the set '{group}': pass metrics='{group}'" if group else suggest(word, known)
             raise BatchError(what, required=required, remedy=remedy)
     return frozenset(words)
-
-
-def _groups(hierarchy: Hierarchy) -> set[str]:
-    return {row.group for row in rows(hierarchy)}
 
 
 def chosen(row: Row, asked: Asked) -> bool:

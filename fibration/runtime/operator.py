@@ -21,9 +21,9 @@ from fibration.language.report import Report
 from fibration.runtime import compiled, devices
 from fibration.runtime.batch import Executable, Outputs, inputs_of
 from fibration.runtime.calls import Backend, Executor, Given
-from fibration.runtime.index.build import build_index, refuse_positional
+from fibration.runtime.index.build import refuse_positional
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
+from fibration.runtime.index.spread import build_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.metrics import Coefficients, Levels, Loss, Measured, metric_capacity
 from fibration.runtime.prepared import again, key_of
@@ -130,10 +130,7 @@ class Operator:
         """
         refuse_positional(self.hierarchy, positional)
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
-        if ranks is None:
-            index = build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)
-        else:
-            index = build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device, positions)
+        index = build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions, ranks)
         index.coupling = self.coupling
         return index
 
@@ -356,7 +353,7 @@ class Operator:
         read, declared = self.programs[program], self.programs["evaluate"]
         given = {name: whole(values) for name, values in (policies or {}).items()}
         tokens |= policy_tensors(self.hierarchy, read, tokens, given)
-        batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, torch.float64, 0.0)
+        batch = make_batch(read, declared, index, tokens, advantages, parameters, torch.float64, 0.0)
         return inputs_of(batch, read)
 
 

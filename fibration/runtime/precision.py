@@ -24,13 +24,12 @@ REACHES = 8  # warn if rounding exceeds 1/8 of a band: below that, it changes th
 LEAST = Fraction(1, 10**7)  # a gate that changes a smaller residual changes every residual
 
 
-def warn_of_rounding(
-    hierarchy: Hierarchy, index: Index, log_probs: Tensor, old_log_probs: Tensor, numbers: Mapping[Any, Any]
-) -> None:
+def warn_of_rounding(index: Index, log_probs: Tensor, old_log_probs: Tensor, numbers: Mapping[Any, Any]) -> None:
     """Warn if the rounding of half-precision log-probs moves elements by a large part of a gate's band.
 
     `numbers`: parameter values, from `parameter_values`.
     """
+    hierarchy = index.hierarchy
     halves = [t.dtype for t in (log_probs, old_log_probs) if t.dtype in HALF]
     step = max(torch.finfo(dtype).eps for dtype in halves)  # spacing of numbers between 1 and 2
     each = math.hypot(*(torch.finfo(dtype).eps for dtype in halves)) / math.sqrt(12)  # standard deviation of rounding

@@ -28,6 +28,9 @@ from fibration.runtime.parameters import (
     without_labels,
 )
 
+# The Python arguments that name the source of a stratum's labels, of an attribute, and of a policy's log-probs.
+label_option, attribute_option = "labels={{{!r}: COLUMN}}".format, "attributes={{{!r}: COLUMN}}".format
+policy_option = "policies={{{!r}: MODEL}}".format
 Source = TypeVar("Source")  # how a trainer finds labels or numbers: the name of a column or field
 
 
@@ -49,9 +52,10 @@ def as_label(value: Any) -> Any:
     return None if isinstance(value, Tensor) or value != value else value
 
 
-def label_option(stratum: str) -> str:
-    """The Python argument that names the column of a stratum's labels."""
-    return f"labels={{{stratum!r}: COLUMN}}"
+def _mapping(argument: str, given: Any, of: str, remedy: str) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise TrainerError(f"{argument} are {shown(given)}", required=f"a mapping from {of}", remedy=remedy)
+    return given or {}
 
 
 def check_mapping(argument: str, given: object, example: str) -> None:
@@ -77,14 +81,9 @@ def label_sources(
     left out. `say`: the option that gives a stratum its source, for errors. Raises TrainerError for a stratum without
     a source, for a source of another stratum, and for a hierarchy whose strata or orders a trainer cannot tell.
     """
-    given, known = {} if given is None else given, known or {}
-    if not isinstance(given, Mapping):
-        raise TrainerError(
-            f"labels are {shown(given)}",
-            required="a mapping from a stratum to the field of the data that has its labels",
-            remedy=next((say(name) for name in wanted(hierarchy) if name not in known), "leave labels out"),
-        )
-    rows, names = hierarchy.rows.name, wanted(hierarchy)
+    rows, names, known = hierarchy.rows.name, wanted(hierarchy), known or {}
+    remedy = next((say(name) for name in names if name not in known), "leave labels out")
+    given = _mapping("labels", given, "a stratum to the field of the data that has its labels", remedy)
     refuse_finer(hierarchy)
     if unknown := [name for name in given if name not in (*names, rows)]:
         said = "are not strata" if len(unknown) > 1 else "is not a stratum"
@@ -165,11 +164,6 @@ def is_per_token(hierarchy: Hierarchy, attribute: Attribute) -> bool:
     return attribute.on in hierarchy.leaves
 
 
-def attribute_option(name: str) -> str:
-    """The Python argument that names the column of an attribute."""
-    return f"attributes={{{name!r}: COLUMN}}"
-
-
 def attribute_sources(
     hierarchy: Hierarchy,
     given: Mapping[str, Source] | None = None,
@@ -183,13 +177,9 @@ def attribute_sources(
     option that gives an attribute its source, for errors. Raises TrainerError for an attribute without a source, for a
     source of another attribute, and for an attribute of the batch.
     """
-    given, names = {} if given is None else given, hierarchy.attributes
-    if not isinstance(given, Mapping):
-        raise TrainerError(
-            f"attributes are {shown(given)}",
-            required="a mapping from an attribute to the field of the data that has its numbers",
-            remedy=next(map(say, names), "leave attributes out"),
-        )
+    names = hierarchy.attributes
+    remedy = next(map(say, names), "leave attributes out")
+    given = _mapping("attributes", given, "an attribute to the field of the data that has its numbers", remedy)
     if unknown := [name for name in given if name not in names]:
         raise TrainerError(
             f"numbers for {listed(map(repr, unknown))}, which '{hierarchy.name}' does not read",
@@ -309,11 +299,6 @@ def passed(hierarchy: Hierarchy) -> tuple[str, ...]:
     return tuple(name for name, policy in hierarchy.policies.items() if policy.is_passed)
 
 
-def policy_option(name: str) -> str:
-    """The Python argument that gives a policy's log-probs."""
-    return f"policies={{{name!r}: MODEL}}"
-
-
 def check_policies(
     hierarchy: Hierarchy,
     known: Mapping[str, str],
@@ -326,14 +311,10 @@ def check_policies(
     `known`: the trainer's policies, hierarchy name → description. `given`: the user's policies, by name. `say`: the
     option that gives a policy, for errors.
     """
-    given, reads = {} if given is None else given, passed(hierarchy)
+    reads = passed(hierarchy)
     further = [name for name in reads if name not in known]
-    if not isinstance(given, Mapping):
-        raise TrainerError(
-            f"policies are {shown(given)}",
-            required="a mapping from the name of a policy to what gives its log-probs",
-            remedy=next(map(say, further), "leave policies out"),
-        )
+    remedy = next(map(say, further), "leave policies out")
+    given = _mapping("policies", given, "the name of a policy to what gives its log-probs", remedy)
     for name in further:
         if name not in given:
             raise TrainerError(
@@ -358,22 +339,16 @@ def check_policies(
             )
 
 
-def kept_near_twice(hierarchy: Hierarchy, found: str, remedy: str) -> TrainerError:
-    """The error for a trainer's own divergence from its reference model, if the hierarchy reads that model."""
-    return TrainerError(
-        f"'{hierarchy.name}' reads log_prob({REFERENCE}), and {found}: two penalties would keep the policy near it",
-        required="one of them",
-        remedy=remedy,
-    )
+TWICE = {
+    REFERENCE: "two penalties would keep the policy near it",
+    ROLLOUT: "the rollout mismatch would be corrected twice",
+}
 
 
-def corrected_twice(hierarchy: Hierarchy, found: str, remedy: str) -> TrainerError:
-    """The error for a trainer's own weights for the rollout mismatch, if the hierarchy reads the rollout policy."""
-    return TrainerError(
-        f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and {found}: the rollout mismatch would be corrected twice",
-        required="one of them",
-        remedy=remedy,
-    )
+def read_twice(hierarchy: Hierarchy, policy: str, found: str, remedy: str) -> TrainerError:
+    """The error for a term of the trainer that does with a policy what the hierarchy, which reads it, does too."""
+    what = f"'{hierarchy.name}' reads log_prob({policy}), and {found}: {TWICE[policy]}"
+    return TrainerError(what, required="one of them", remedy=remedy)
 
 
 # ---------------------------------------------------------------- parameters

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, an, listed, located, shown, suggest
+from fibration.errors import HierarchyIndexError, an, listed, shown, suggest
 from fibration.language import keywords
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
@@ -27,24 +27,6 @@ from fibration.runtime.ranks.pieces import position_ranges
 from fibration.runtime.sums import Codes, steps
 
 IGNORED = -100  # the label that losses of token ids ignore
-
-
-def build_index(
-    hierarchy: Hierarchy,
-    labels: Mapping[str, Any],
-    mask: Any = None,
-    offsets: Any = None,
-    attributes: Mapping[str, Any] | None = None,
-    device: torch.device | str | None = None,
-    positions: Any = None,
-) -> Index:
-    """See `Operator.index`."""
-    with located(f"index of '{hierarchy.name}'"):
-        refuse_others(hierarchy, labels)
-        builder = Builder(hierarchy, mask, offsets, device)
-        index = builder.build(labels, attributes, builder.device, positions)
-        check_order(index)
-    return finished(index)
 
 
 def finished(index: Index) -> Index:
@@ -435,7 +417,7 @@ def refuse_others(h: Hierarchy, labels: Mapping[str, Any]) -> None:
 
 # ---------------------------------------------------------------- positions
 
-KEYWORD = "positions"  # of `Operator.index`
+POSITIONS = "positions"  # of `Operator.index`
 
 
 def read_positions(
@@ -446,12 +428,12 @@ def read_positions(
     """
     if given is None:
         return None
-    array = to_numpy(given, f"the {KEYWORD}")
+    array = to_numpy(given, f"the {POSITIONS}")
     rule = f"whole numbers from 0, of the batch's shape {list(shape)}, that ascend along every row"
     if array.shape != shape and (array.size or math.prod(shape)):
-        raise HierarchyIndexError(f"the {KEYWORD} have shape {list(array.shape)}", required=rule)
+        raise HierarchyIndexError(f"the {POSITIONS} have shape {list(array.shape)}", required=rule)
     if array.size and array.dtype.kind not in "iu":
-        raise HierarchyIndexError(f"the {KEYWORD} have dtype {array.dtype}", required=rule)
+        raise HierarchyIndexError(f"the {POSITIONS} have dtype {array.dtype}", required=rule)
     mine = array.reshape(-1) if keep is None else array.reshape(-1)[keep]
     wrong = (mine < 0) | (mine > LAST)
     if wrong.any():
@@ -466,7 +448,7 @@ def read_positions(
             f"{token(at)} has the position {mine[at]}, and {token(at + 1)} behind it {mine[at + 1]}",
             required=rule,
             found="a row whose tokens are not in the order in which they were sampled",
-            remedy=f"give every token its position in the whole sequence; {KEYWORD} may have gaps",
+            remedy=f"give every token its position in the whole sequence; {POSITIONS} may have gaps",
         )
     return mine
 
@@ -494,9 +476,9 @@ def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
     """The error for an element in several pieces without positions."""
     return HierarchyIndexError(
         f"{element} spans several rows or ranks, which gives its tokens no order",
-        required=f"{KEYWORD}=, of the batch's shape: the position of each token in its {read.over}",
+        required=f"{POSITIONS}=, of the batch's shape: the position of each token in its {read.over}",
         found=f"{found}; {read} reads the order of tokens",
-        remedy=f"pass {KEYWORD}=..., numbered through all pieces of {an(str(read.over))}",
+        remedy=f"pass {POSITIONS}=..., numbered through all pieces of {an(str(read.over))}",
     )
 
 

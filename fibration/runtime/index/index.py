@@ -25,7 +25,7 @@ from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.devices import usable
-from fibration.runtime.index.spans import Intervals, Layout, Members, Ordering, Spans, lay_out, place_of
+from fibration.runtime.index.spans import Intervals, Layout, Ordering, Spans, lay_out, place_of
 from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.shards import Shards
 from fibration.runtime.sums import Codes, Sums, Vector, steps
@@ -427,15 +427,12 @@ class Index:
         return torch.from_numpy(self.projection.block(into, of)).to(self.device)
 
     @once
-    def members(self, source: str, target: str) -> Members:
-        """The `source` elements over every `target` element."""
+    def members(self, source: str, target: str) -> Ordering:
+        """The `source` elements over every `target` element, by number."""
         if target == BATCH:
-            return Members(None, torch.tensor([0, self.size[source]], device=self.device))
+            return self._ordering(None, np.array([self.size[source]]))
         parent = self.parent(source, target).cpu().numpy()
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=self.size[target]))])
-        in_order = bool((parent[1:] >= parent[:-1]).all())
-        order = None if in_order else torch.from_numpy(np.argsort(parent, kind="stable")).to(self.device)
-        return Members(order, torch.from_numpy(offsets).to(self.device))
+        return self._ordering(np.argsort(parent, kind="stable"), np.bincount(parent, minlength=self.size[target]))
 
     @once
     def sequence(self, target: str, *sources: str) -> Ordering:

@@ -61,11 +61,6 @@ class TokenPlaces:
             result[self.spans[leaf].rows] = True
         return result
 
-    def first_token(self, row: int, stratum: str) -> int:
-        """The first token of a non-empty row that lies over an element of `stratum`."""
-        start = int(self.every.before[row])
-        return start + int(np.argmax(self.lies_over(stratum)[start:]))
-
     def token(self, token: int) -> str:
         return f"token {place_of(int(self.every.runs.place(np.array([token]))[0]), self.shape)}"
 
@@ -237,7 +232,10 @@ class Encoder:
             numbers: dict[Hashable, int] = dict.fromkeys(labels, 0)
         except TypeError:  # a label is not hashable
             numbers = {}
-        closer = not numbers or any(_is_doubtful(label, per_token) for label in numbers)
+        closer = not numbers or any(
+            label is None or label != label or (per_token and isinstance(label, Number) and label != abs(label))  # type: ignore[arg-type]
+            for label in numbers
+        )  # None, NaN, or of tokens a number that may equal a negative integer
         for i, label in enumerate(labels) if closer else ():
             error = self._error(name, label, int(needed[i]), where[i], per_token)
             if error is not None:
@@ -354,7 +352,8 @@ class Encoder:
             if len(wrong):
                 at, labels = int(here[wrong[0]]), list(numbers)
                 other = list(maps)[origin[at]]
-                token = self.places.first_token(at, source) if by_row else at
+                start = int(self.places.every.before[at]) if by_row else at
+                token = start + int(np.argmax(self.places.lies_over(source)[start:]))  # the row's first one over it
                 one = f"{name} {labels[codes[at]]!r} by way of {self._word(other, token, found)}"
                 two = f"{labels[mine[wrong[0]]]!r} by way of {self._word(source, token, found)}"
                 raise HierarchyIndexError(
@@ -454,11 +453,6 @@ def listed(value: Any, shape: tuple[int, ...]) -> Any:
 
 def _to_list(value: Any) -> Any:
     return value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
-
-
-def _is_doubtful(label: Any, per_token: bool) -> bool:
-    """Whether a label may be refused: None, NaN, or of tokens a number that may equal a negative integer."""
-    return label is None or label != label or (per_token and isinstance(label, Number) and label != abs(label))  # type: ignore[arg-type]
 
 
 def renumbered(codes: Codes) -> tuple[Codes, Codes]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.errors import BatchError, HierarchyIndexError, an, located, shown
@@ -96,7 +95,9 @@ def micro_index(whole: Index, rows: Any) -> MicroIndex:
             builder = Builder(h, keep.reshape(len(chosen), whole.shape[1]), None, whole.device, spread=True)
         else:
             builder = Builder(h, keep, bounds, whole.device, spread=True)
-        of = {leaf: _marked(numbers.places(), len(whole.every)) for leaf, numbers in whole.numbers.items()}
+        of = {leaf: np.zeros(len(whole.every), np.bool_) for leaf in whole.numbers}
+        for leaf, numbers in whole.numbers.items():
+            of[leaf][numbers.places()] = True
         places = builder.places({leaf: is_of[tokens] for leaf, is_of in of.items()})
         encoded, elements, named = _taken(whole, places, mine, tokens)
         elements |= {leaf: (np.cumsum(is_of) - 1)[tokens[is_of[tokens]]] for leaf, is_of in of.items()}
@@ -151,12 +152,6 @@ def _sliced(rows: slice, n_rows: int) -> Codes:
     outside = begin is not None and not 0 <= begin <= n_rows
     if outside or (not len(found) and n_rows and (begin or 0) != (n_rows if end is None else end)):
         raise HierarchyIndexError(f"rows are {shown(rows)}, and the index has {n_rows}", required=rule)
-    return found
-
-
-def _marked(places: Codes, size: int) -> NDArray[np.bool_]:
-    found = np.zeros(size, np.bool_)
-    found[places] = True
     return found
 
 

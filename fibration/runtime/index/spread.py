@@ -20,8 +20,16 @@ from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index.build import KEYWORD as POSITIONS
-from fibration.runtime.index.build import Builder, check_order, finished, read_over, refuse_others, runs_of, unordered
+from fibration.runtime.index.build import (
+    POSITIONS,
+    Builder,
+    check_order,
+    finished,
+    read_over,
+    refuse_others,
+    runs_of,
+    unordered,
+)
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.ranks.group import ALONE, Group, agreed, as_group, is_group
@@ -54,29 +62,30 @@ def ranks_or_labels(
     return as_group(given), labels
 
 
-def build_spread_index(
+def build_index(
     hierarchy: Hierarchy,
-    group: Group,
     labels: Mapping[str, Any],
     mask: Any = None,
     offsets: Any = None,
     attributes: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
     positions: Any = None,
+    group: Group | None = None,
 ) -> Index:
     """See `Operator.index`. Every rank of the group must call it; an error on one rank is raised on all."""
-    here = f"index of '{hierarchy.name}'"
-    with agreed(group, "op.index") as said:
-        said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
-        keyed = labels.get(hierarchy.rows.name) is not None
-        said["keys for the rows"] = "given" if keyed else "not given"
-        said[POSITIONS] = "not given" if positions is None else "given"
-        with located(here):
-            refuse_others(hierarchy, labels)
-            builder = Builder(hierarchy, mask, offsets, device, spread=True)
-            local = builder.build(labels, attributes, torch.device("cpu"), positions)
-            check_order(local)
-            shard = _shard(local, builder.encoded, keyed)
+    here, spread, keyed = f"index of '{hierarchy.name}'", group is not None, labels.get(hierarchy.rows.name) is not None
+    with agreed(group, "op.index") as said, located(here):
+        if spread:
+            said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
+            said["keys for the rows"] = "given" if keyed else "not given"
+            said[POSITIONS] = "not given" if positions is None else "given"
+        refuse_others(hierarchy, labels)
+        builder = Builder(hierarchy, mask, offsets, device, spread)
+        local = builder.build(labels, attributes, torch.device("cpu") if spread else builder.device, positions)
+        check_order(local)
+        shard = _shard(local, builder.encoded, keyed) if spread else None
+    if group is None:
+        return finished(local)
     shards = group.all_gather_object(shard, "op.index")
     with located(here):
         whole = WholeBatch(shards)

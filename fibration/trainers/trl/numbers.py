@@ -19,7 +19,7 @@ from fibration.language.atoms import Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.ranks.group import agreed, as_group
 from fibration.trainers import intake
-from fibration.trainers.trl.refusals import datasets, distinct
+from fibration.trainers.trl.refusals import datasets, distinct, no_column
 
 KNOWN = {intake.ROLLOUT: "what vLLM or a rollout function sampled with", intake.REFERENCE: "its reference model"}
 ATTRIBUTE, POLICY = "fibration_attribute_", "fibration_policy_"  # and the name: keys in the dictionaries of TRL
@@ -248,15 +248,6 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
         numbers = [torch.nan if (number := intake.as_number(value)) is None else number for value in values]
         found[row, :tokens] = torch.tensor(numbers, dtype=torch.float64)
     return found
-
-
-def no_column(what: str, column: object, known: Any, fix: str, where: str = "a row of the dataset") -> TrainerError:
-    return TrainerError(
-        f"{where} has no column {column!r}, the source of {what}",
-        required="a column with a value for every row",
-        found=f"columns {listed(known)}",
-        remedy=fix,
-    )
 
 
 def _placed(trainer: Any, name: str, model: Any) -> Any:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.loading import shipped
-from fibration.runtime.noise import noise
+from fibration.runtime.noise import rates
 from fibration.trainers import intake
 from fibration.trainers.clip_range import in_its_place
 
@@ -47,12 +47,9 @@ CLIP_RANGE = ("epsilon", "epsilon_high")
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 
 
-def check_window(window: str) -> None:
+def check_rows(window: str, together: str | None, columns: Mapping[str, str | Labels]) -> None:
     if window not in WINDOWS:
         raise TrainerError(f"window={shown(window)}", required=" or ".join(map(repr, WINDOWS)))
-
-
-def check_together(together: str | None, columns: Mapping[str, str | Labels]) -> None:
     if together is not None and together not in columns:
         raise TrainerError(
             f"together={shown(together)}",
@@ -98,18 +95,29 @@ def check(
         )
     config = given.get("args")
     check_sampler(config, given.get("rollout_func"), hierarchy)
-    check_rewards(hierarchy)
+    if adds_up_tokens(hierarchy):
+        raise TrainerError(
+            f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
+            required="advantages of one reward per completion, which is what TRL's reward functions give",
+            remedy="hierarchy.replace(advantages=None), which takes TRL's advantages",
+        )
     check_reference(config, hierarchy)
     if config is not None:  # the defaults are all accepted
         check_options(config, hierarchy)
-        check_liger(trainer, config)
+        if getattr(config, "use_liger_loss", False) or (
+            hasattr(trainer, "compute_liger_loss") and getattr(config, "use_liger_kernel", False)
+        ):
+            raise TrainerError(
+                "Liger's loss computes log-probs and the loss in one kernel",
+                required="TRL's own loss, which takes coefficients as advantages",
+                remedy="leave use_liger_loss and use_liger_kernel out",
+            )
         check_steps(config, given.get("train_dataset"))
         if given.get("peft_config") is None:  # with an adapter, the reference is the model without it
             check_loadable(given.get("model"), config, hierarchy)
     if given.get("rollout_func") is None:  # a rollout function may add fields to the rows
         for name in ("train_dataset", "eval_dataset"):
             for where, dataset in datasets(name, given.get(name)):
-                check_columns(where, dataset, columns)
                 for stratum, labels in _labels(where, dataset, columns):
                     if name == "train_dataset":  # evaluation runs at a ratio of 1, where gates read no parameters
                         intake.check_labelled(hierarchy, parameters, stratum, labels, where)
@@ -168,19 +176,11 @@ def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
     if not used and rollout_func is None:
         raise no_sampling_log_probs(hierarchy)
     if used and config.vllm_importance_sampling_correction:
-        raise intake.corrected_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.ROLLOUT,
             "vllm_importance_sampling_correction=True (TRL's default) weights by it",
             "GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False)",
-        )
-
-
-def check_rewards(hierarchy: Hierarchy) -> None:
-    if adds_up_tokens(hierarchy):
-        raise TrainerError(
-            f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
-            required="advantages of one reward per completion, which is what TRL's reward functions give",
-            remedy="hierarchy.replace(advantages=None), which takes TRL's advantages",
         )
 
 
@@ -195,8 +195,9 @@ def check_reference(config: Any, hierarchy: Hierarchy) -> None:
             remedy='args=GRPOConfig("out")',
         )
     if config.beta:
-        raise intake.kept_near_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.REFERENCE,
             f"beta={config.beta:g} adds TRL's own divergence from it",
             f"leave beta out: '{hierarchy.name}' gets the reference model without it",
         )
@@ -220,17 +221,6 @@ def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
             found=f"name_or_path={name!r}" + (f": {str(error).splitlines()[0]}" if name else ""),
             remedy='model.save_pretrained("start") once, then model.config.name_or_path = "start"',
         ) from None
-
-
-def check_liger(trainer: Any, config: Any) -> None:
-    if getattr(config, "use_liger_loss", False) or (
-        hasattr(trainer, "compute_liger_loss") and getattr(config, "use_liger_kernel", False)
-    ):
-        raise TrainerError(
-            "Liger's loss computes log-probs and the loss in one kernel",
-            required="TRL's own loss, which takes coefficients as advantages",
-            remedy="leave use_liger_loss and use_liger_kernel out",
-        )
 
 
 def check_steps(config: Any, dataset: Any) -> None:
@@ -263,17 +253,14 @@ def datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
         yield name, given
 
 
-def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) -> None:
-    known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
-    if known is not None:
-        for stratum, column in columns.items():
-            if column is not BY_PROMPT and column not in known:
-                raise no_column(stratum, column, known, name)
-
-
 def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
-    """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label."""
+    """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label, and without the
+    column.
+    """
+    known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
     for stratum, column in columns.items():
+        if known is not None and not isinstance(column, Labels) and column not in known:
+            raise no_column(f"labels for '{stratum}'", column, known, f"labels={{{stratum!r}: ...}}", where)
         if not isinstance(column, Labels) and (labels := distinct(dataset, column, intake.as_label)):
             for label in labels:
                 if intake.as_label(label) is None:
@@ -326,7 +313,7 @@ def check_model(trainer: Any) -> None:
 
 def noise_of(trainer: Any) -> list[tuple[str, str, float]]:
     """Where forward passes of the trained model draw random numbers: a place, the name of its rate, the rate."""
-    found = [(f"'{name}'", word, value) for name, word, value in noise(trainer.model)]
+    found = [(f"'{name}'", word, value) for name, word, value, *_ in rates(trainer.model)]
     copied = {f"config.{word}" for _, word, _ in found}  # by a layer, which reads its copy
     found = [source for source in found if source[1] not in copied]
     if trainer.args.neftune_noise_alpha:
@@ -368,12 +355,15 @@ def _without_noise(trainer: Any, word: str) -> str:
 # ------------------------------------------------------------ during training
 
 
-def no_column(stratum: str, column: object, known: Iterable[str], where: str = "a row of the dataset") -> TrainerError:
+def no_column(
+    what: str, column: object, known: Iterable[str], fix: str, where: str = "a row of the dataset"
+) -> TrainerError:
+    with_ = "the label of" if what.startswith("labels") else "a value for"
     return TrainerError(
-        f"{where} has no column {column!r}, the source of labels for '{stratum}'",
-        required="a column with the label of every row",
+        f"{where} has no column {column!r}, the source of {what}",
+        required=f"a column with {with_} every row",
         found=f"columns {listed(known)}",
-        remedy=f"labels={{{stratum!r}: ...}}",
+        remedy=fix,
     )
 
 
@@ -385,25 +375,9 @@ def no_label(stratum: str, column: str, value: Any, where: str = "the dataset") 
     )
 
 
-def generation_inside(length: int, left: int) -> TrainerError:
-    return TrainerError(
-        f"an optimizer step of {length} micro-batches begins {left} micro-batches before completions are sampled anew",
-        required="steps that have all their rows when they begin",
-        remedy="training was interrupted within a step: make a new trainer, and resume from a checkpoint",
-    )
-
-
 def no_sampling_log_probs(hierarchy: Hierarchy) -> TrainerError:
     return TrainerError(
         f"'{hierarchy.name}' reads log_prob({intake.ROLLOUT}), and TRL has no log-probs of the sampling policy",
         required="use_vllm=True, or a rollout_func whose result has 'logprobs': TRL's own generation gives none",
         remedy="GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False), or a hierarchy of two policies",
-    )
-
-
-def no_old_log_probs() -> TrainerError:
-    return TrainerError(
-        "weights have changed since these rows were sampled, and TRL kept no log-probs from sampling",
-        required="old_per_token_logps of every row",
-        remedy="make a new trainer, and resume from a checkpoint",
     )

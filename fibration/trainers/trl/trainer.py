@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import ProcessorMixin
 from trl import GRPOTrainer
 
+from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.group import agreed, as_group
@@ -135,11 +136,11 @@ class FibrationGRPOTrainer(ScoringTrainer):
         **kwargs: Any,
     ) -> None:
         given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
-        refusals.check_window(window)
         self.operator = intake.as_operator(hierarchy, backend)
         check_metrics(self.operator.hierarchy, metrics)
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
         self.label_columns = intake.label_sources(self.operator.hierarchy, labels, known, refusals.column_option)
+        refusals.check_rows(window, together, self.label_columns)
         used = {} if parameters is None else parameters
         columns = [name for name, column in self.label_columns.items() if not isinstance(column, Labels)]
         intake.check_parameters(self.operator.hierarchy, used, columns)
@@ -147,7 +148,6 @@ class FibrationGRPOTrainer(ScoringTrainer):
         self.row_numbers.check(given)
         refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy, used)
         self.hierarchy_parameters = parameters
-        refusals.check_together(together, self.label_columns)
         self.window_kind, self.together, self.metrics_kind = window, together, metrics
         self._fibration_step: Step | None = None
         self._fibration_steps = 0  # the number of steps begun
@@ -253,7 +253,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
                 found[stratum] = group
                 continue
             if column not in row:
-                raise refusals.no_column(stratum, column, row)
+                raise refusals.no_column(f"labels for '{stratum}'", column, row, f"labels={{{stratum!r}: ...}}")
             found[stratum] = intake.as_label(row[column])
             if found[stratum] is None:
                 raise refusals.no_label(stratum, column, row[column])
@@ -276,7 +276,12 @@ class FibrationGRPOTrainer(ScoringTrainer):
         slices, whole = self.args.steps_per_generation, self.args.steps_per_generation * self.num_iterations
         length, done = self.current_gradient_accumulation_steps, self._step % whole
         if done + length > whole:
-            raise refusals.generation_inside(length, whole - done)
+            raise TrainerError(
+                f"an optimizer step of {length} micro-batches begins {whole - done} micro-batches before completions "
+                "are sampled anew",
+                required="steps that have all their rows when they begin",
+                remedy="training was interrupted within a step: make a new trainer, and resume from a checkpoint",
+            )
         trained = [(done + i) % slices for i in range(length)]
         laid = list(range(slices)) if self.window_kind == "generation" else trained
         given = [self._buffered_inputs[i] for i in laid]
@@ -284,7 +289,11 @@ class FibrationGRPOTrainer(ScoringTrainer):
         self._fibration_steps += 1
         kept = given[0].get(OLD) is not None
         if not fresh and not kept:
-            raise refusals.no_old_log_probs()
+            raise TrainerError(
+                "weights have changed since these rows were sampled, and TRL kept no log-probs from sampling",
+                required="old_per_token_logps of every row",
+                remedy="make a new trainer, and resume from a checkpoint",
+            )
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
         lacks = fresh and not kept and bool(self.operator.hierarchy.policies)

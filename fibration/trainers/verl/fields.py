@@ -128,8 +128,9 @@ def is_sampled_by_old(data: TensorDict) -> bool:
 
 def _sampled(data: TensorDict, hierarchy: Hierarchy) -> Tensor:
     if "rollout_is_weights" in data:
-        raise intake.corrected_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.ROLLOUT,
             "the mini-batch has verl's 'rollout_is_weights'",
             "algorithm.rollout_correction.rollout_is=null, which leaves the correction to the hierarchy",
         )
@@ -152,8 +153,9 @@ def _reference(data: TensorDict, hierarchy: Hierarchy) -> Tensor:
         )
     scores = next((name for name in SCORES if name in data), None)
     if REWARDS in data and scores is not None and not torch.equal(padded(data, REWARDS), padded(data, scores)):
-        raise intake.kept_near_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.REFERENCE,
             f"'{REWARDS}' differ from '{scores}': verl subtracts its divergence from the reference model",
             "algorithm.use_kl_in_reward=false",
         )

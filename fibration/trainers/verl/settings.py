@@ -79,8 +79,9 @@ def settings_of(loss_fn: Any) -> Settings | None:
         )
     hierarchy = given.operator.hierarchy
     if intake.REFERENCE in hierarchy.policies and config.use_kl_loss and config.kl_loss_coef:
-        raise intake.kept_near_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.REFERENCE,
             f"actor.use_kl_loss=true with kl_loss_coef={config.kl_loss_coef} adds verl's own divergence from it",
             "actor.kl_loss_coef=0; verl still computes ref_log_prob",
         )

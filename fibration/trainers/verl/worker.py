@@ -25,7 +25,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import adds_up_tokens
-from fibration.runtime.noise import noise
+from fibration.runtime.noise import rates
 from fibration.runtime.ranks.group import agreed, as_group
 from fibration.trainers.intake import ROLLOUT, log_readers, readers_by_loss, readers_by_model
 from fibration.trainers.micro_batches import MicroBatches
@@ -330,7 +330,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
 def _refuse_noise(module: torch.nn.Module, settings: Settings) -> None:
     reason = _reads_other_passes(settings)
-    for name, word, value in noise(module) if reason else ():
+    for name, word, value, *_ in rates(module) if reason else ():
         raise TrainerError(
             f"the model has dropout or jitter: {name}.{word}={value:g}, and {reason}",
             required="a model without noise, or a row-local loss (fibration show) without reuse_old_log_probs, whose "
