@@ -252,10 +252,9 @@ class Executor:
 
     def _whole_step(self, index: Index | None, what: str, **tokens: Tensor) -> Index:
         """The checked index of a call that needs a whole step."""
-        found = inputs.check_tokens(self.hierarchy, index, **tokens)
-        if isinstance(found, MicroIndex):
+        if isinstance(inputs.check_tokens(self.hierarchy, index), MicroIndex):
             raise of_whole_step(self.hierarchy, what)
-        return found
+        return inputs.check_tokens(self.hierarchy, index, **tokens)
 
     def _say(self, said: dict[str, str], chosen: str, read: Program, index: Index, parameters: Any) -> None:
         """What must be equal on all ranks of a call: the backend, parameters, and elements coarser than tokens."""

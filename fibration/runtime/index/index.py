@@ -201,7 +201,9 @@ class Index:
         call it.
         """
         mine = np.unique(keys)
-        return mine if self.ranks is None else self.ranks.unite(mine, "what occurs together")
+        if self.ranks is not None:
+            mine = np.unique(np.concatenate(self.ranks.group.all_gather_object(mine, "what occurs together")))
+        return mine
 
     def rows_are_tokens(self) -> bool:
         """Whether every row is one packed token, so that numbers per row and per token coincide."""

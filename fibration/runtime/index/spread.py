@@ -6,7 +6,7 @@ rank computes the same `WholeBatch` (`runtime/ranks/merge.py`), and maps its tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -169,6 +169,11 @@ def _joined(group: Group, local: Index, whole: WholeBatch, pieces: Mapping[str, 
     for edge, mine in local.edges.items():
         below = whole.numbers[edge[1]][group.rank]
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
+    rank_elements = {}
+    for stratum, numbers in whole.numbers.items():
+        here = [np.sort(whole.elements_on(stratum, rank)) for rank in range(len(numbers))]
+        elements = move(np.concatenate(here)).split([len(n) for n in here])
+        rank_elements[stratum] = RankElements(elements, whole.size(stratum))
     labels = {s: whole.labels[s] for s in local.labels}
     counts = {edge: move(counts).double() for edge, counts in whole.counts.items()}
     counts |= {(leaf, BATCH): move(np.array([n])).double() for leaf, n in whole.tokens.items()}
@@ -176,7 +181,7 @@ def _joined(group: Group, local: Index, whole: WholeBatch, pieces: Mapping[str, 
         group=group,
         cut=whole.cut,
         tokens=sum(whole.tokens.values()),
-        rank_elements=_rank_elements(whole, move),
+        rank_elements=rank_elements,
         labels=labels,
         structure=_structure(whole, pieces),
         most={leaf: max(p.tokens[leaf] for p in whole.shards) for leaf in whole.tokens},
@@ -208,12 +213,3 @@ def _structure(whole: WholeBatch, pieces: Mapping[str, Pieces]) -> str:
     for what, numbers in known.items():
         found.update(f"{what} {len(numbers)}".encode() + np.ascontiguousarray(numbers, np.int64).tobytes())
     return found.hexdigest()
-
-
-def _rank_elements(whole: WholeBatch, move: Callable[[Codes], Tensor]) -> dict[str, RankElements]:
-    result = {}
-    for stratum, numbers in whole.numbers.items():
-        here = [np.sort(whole.elements_on(stratum, rank)) for rank in range(len(numbers))]
-        elements = move(np.concatenate(here)).split([len(n) for n in here])
-        result[stratum] = RankElements(elements, whole.size(stratum))
-    return result

@@ -99,10 +99,6 @@ class Shards:
             total = total.plus(sums.over(cells, mine.size))
         return total
 
-    def unite(self, mine: Codes, what: str) -> Codes:
-        """The distinct numbers of all ranks, ascending. All ranks call it."""
-        return np.unique(np.concatenate(self.group.all_gather_object(mine, what)))
-
     def collect(self, stage: Collective, values: Mapping[Node, Tensor], index: Any = None) -> dict[Node, Tensor]:
         """The values of a stage in the whole batch, float64 [elements] each, from this rank's `values`.
 
