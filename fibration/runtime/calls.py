@@ -217,8 +217,8 @@ class Executor:
                 has_some = ranks.cut and batch.advantage is not None
                 rows = inputs.row_values(batch, index, "advantage") if has_some else None
                 said["the dtype of results"] = str(dtype)
-                said["the metrics asked for"] = ", ".join(sorted(asked)) or "none"
                 self._say(said, chosen, declared, index, parameters)
+                said["the metrics asked for"] = ", ".join(sorted(asked)) or "none"
         both = () if self._knows_rounding else [tokens[n] for n in ("log_probs", "old_log_probs") if n in tokens]
         if len(both) == 2 and any(t.dtype in HALF for t in both):
             self._knows_rounding = True
@@ -252,7 +252,8 @@ class Executor:
 
     def _whole_step(self, index: Index | None, what: str, **tokens: Tensor) -> Index:
         """The checked index of a call that needs a whole step."""
-        if isinstance(inputs.check_tokens(self.hierarchy, index), MicroIndex):
+        if isinstance(index, MicroIndex):
+            inputs.check_tokens(self.hierarchy, index)
             raise of_whole_step(self.hierarchy, what)
         return inputs.check_tokens(self.hierarchy, index, **tokens)
 
