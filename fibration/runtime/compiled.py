@@ -34,17 +34,10 @@ ONE = torch.ones((), dtype=torch.float64, device="cpu")
 
 
 def of_coefficients(
-    op: Any,
-    log_probs: Any,
-    old_log_probs: Any,
-    advantages: Any,
-    index: Any,
-    parameters: Any,
-    rewards: Any,
-    policies: Any,
-    metrics: Any,
+    op: Any, log_probs: Any, old_log_probs: Any, *more: Any
 ) -> tuple[Tensor, Tensor, Tensor, DeferredMetrics]:
     """A rank's share of the loss, which alone has a gradient; the coefficients, the objective, and its metrics."""
+    advantages, index, parameters, rewards, policies, metrics = more  # as `Operator.loss` takes them
     given = _given(op, index, parameters, policies, metrics, advantages, rewards, old_log_probs=old_log_probs)
     capacity = op.metric_capacity if metrics is not False else 0
     share, values, objective, numbers = _coefficients(log_probs, old_log_probs.detach(), capacity, *given)
@@ -154,17 +147,9 @@ def _filled(value: Any, numbers: Sequence[Tensor]) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
-def _call(
-    program: str,
-    advantages: Tensor | None,
-    rewards: Tensor | None,
-    policies: Sequence[Tensor],
-    numbers: Sequence[Tensor],
-    words: str,
-    index: Tensor,
-    operator: int,
-) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
-    """The operator, the metrics asked for, and the keyword arguments that all calls share."""
+def _call(program: str, *given: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The operator, the metrics asked for, and the keyword arguments of all calls. `given`: those of `GIVEN`."""
+    advantages, rewards, policies, numbers, words, index, operator = given
     names, values, asked, dropped, kind = _read(words)
     if dropped is not None:
         raise tracing.refused_graph(program, *dropped)

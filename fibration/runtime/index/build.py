@@ -19,7 +19,7 @@ from fibration.language.order import Ordered
 from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
 from fibration.runtime.index.index import LAST, Index
-from fibration.runtime.index.labels import Encoded, Encoder, Numbers, TokenPlaces, to_numpy
+from fibration.runtime.index.labels import Encoded, Encoder, TokenPlaces, attribute_values, to_numpy
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
 from fibration.runtime.ranks.group import is_group
@@ -108,8 +108,11 @@ class Builder:
         self.encoded = Encoder(places, self.spread).encode(wished, labels.get(self.rows))
         values: dict[str, NDArray[np.float64]] = {}
         if self.h.attributes:
-            read = Numbers(places, self.encoded, self._sizes(self.encoded), self.spread, keyed=named)
-            values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
+            size = self._sizes(self.encoded)
+            values = {
+                a.name: attribute_values(a, attributes, self.encoded, size[a.on.name], self.spread, named)
+                for a in self.h.attributes.values()
+            }
         for name in attributes:
             if name not in values:
                 raise HierarchyIndexError(
