@@ -219,10 +219,11 @@ class Executor:
                 said["the dtype of results"] = str(dtype)
                 self._say(said, chosen, declared, index, parameters)
                 said["the metrics asked for"] = ", ".join(sorted(asked)) or "none"
-        both = () if self._knows_rounding else [tokens[n] for n in ("log_probs", "old_log_probs") if n in tokens]
-        if len(both) == 2 and any(t.dtype in HALF for t in both):
-            self._knows_rounding = True
-            warn_of_rounding(index, *both, parameter_values(self.hierarchy, declared, index, parameters or {}))
+        if not self._knows_rounding and "log_probs" in tokens:
+            now, old = tokens["log_probs"], tokens["old_log_probs"]
+            if now.dtype in HALF or old.dtype in HALF:
+                self._knows_rounding = True
+                warn_of_rounding(index, now, old, parameter_values(self.hierarchy, declared, index, parameters or {}))
         if ranks is not None and rows is not None:
             batch = inputs.check_rows_agree(batch, index, ranks, "advantage", rows)
         if program == "micro" or devices.is_recording() or inputs.has_two_readings(batch, index):
