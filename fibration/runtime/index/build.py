@@ -23,7 +23,7 @@ from fibration.runtime.index.labels import Encoded, Encoder, TokenPlaces, attrib
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
 from fibration.runtime.ranks.group import is_group
-from fibration.runtime.ranks.pieces import position_ranges
+from fibration.runtime.ranks.shards import position_ranges
 from fibration.runtime.sums import Codes, steps
 
 IGNORED = -100  # the label that losses of token ids ignore

@@ -34,8 +34,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.ranks.group import ALONE, Group, agreed, as_group, is_group
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch, keys_of
-from fibration.runtime.ranks.pieces import Pieces
-from fibration.runtime.ranks.shards import RankElements, Shards
+from fibration.runtime.ranks.shards import Pieces, RankElements, Shards
 from fibration.runtime.sums import Codes
 
 GROUP = "group"  # the keyword for ranks in `Operator.index`

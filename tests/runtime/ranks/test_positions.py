@@ -16,7 +16,7 @@ from fibration.compiler.plan import Collective
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.pieces import Pieces
+from fibration.runtime.ranks.shards import Pieces
 
 EDGES = ("token -> turn", "turn -> trajectory", "trajectory -> batch")
 turn, trajectory, batch = map(Stratum, ("turn", "trajectory", BATCH))
