@@ -72,19 +72,27 @@ def build_index(
     group: Group | None = None,
 ) -> Index:
     """See `Operator.index`. Every rank of the group must call it; an error on one rank is raised on all."""
-    here, spread, keyed = f"index of '{hierarchy.name}'", group is not None, labels.get(hierarchy.rows.name) is not None
-    with agreed(group, "op.index") as said, located(here):
-        if spread:
-            said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
-            said["keys for the rows"] = "given" if keyed else "not given"
-            said[POSITIONS] = "not given" if positions is None else "given"
+    here = f"index of '{hierarchy.name}'"
+
+    def built(on: torch.device | None) -> tuple[Builder, Index]:
         refuse_others(hierarchy, labels)
-        builder = Builder(hierarchy, mask, offsets, device, spread)
-        local = builder.build(labels, attributes, torch.device("cpu") if spread else builder.device, positions)
-        check_order(local)
-        shard = _shard(local, builder.encoded, keyed) if spread else None
+        builder = Builder(hierarchy, mask, offsets, device, spread=group is not None)
+        index = builder.build(labels, attributes, on or builder.device, positions)
+        check_order(index)
+        return builder, index
+
     if group is None:
-        return finished(local)
+        with located(here):
+            _, index = built(None)
+        return finished(index)
+    with agreed(group, "op.index") as said:
+        said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
+        keyed = labels.get(hierarchy.rows.name) is not None
+        said["keys for the rows"] = "given" if keyed else "not given"
+        said[POSITIONS] = "not given" if positions is None else "given"
+        with located(here):
+            builder, local = built(torch.device("cpu"))
+            shard = _shard(local, builder.encoded, keyed)
     shards = group.all_gather_object(shard, "op.index")
     with located(here):
         whole = WholeBatch(shards)
