@@ -197,7 +197,7 @@ SLIPS = (
     ),
     _slip(
         "numbers by label are not checked", "runtime/test_parameters",
-        " and not self.parameter.is_outside(np.array(found)).any():", ":",
+        " and not parameter.is_outside(np.array(found)).any():", ":",
     ),
     _slip(
         "a gradient that another pass needs is handed out", "test_backward",

@@ -15,7 +15,7 @@ from fibration.backends.c.calling import LACKING, is_short, opened, variant
 from fibration.compiler.arguments import signature
 from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
-from fibration.runtime.batch import Batch, Elements, Run, tensors_of
+from fibration.runtime.batch import Batch, Index, Run, tensors_of
 from fibration.runtime.calling import Binding, Call, Frame, Runner
 
 
@@ -41,7 +41,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         pairs = zip(plan.functions(program), plan.functions(own).items(), strict=True)
         return {name: opened(library, word, arguments) for name, (word, section) in pairs if section}
 
-    def check(index: Elements) -> None:
+    def check(index: Index) -> None:
         if index.device.type != "cpu":
             raise BackendError(
                 f"operator '{name}' is compiled for the C backend, and the index lies on {index.device}",

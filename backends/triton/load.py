@@ -20,7 +20,7 @@ from fibration.backends.triton.launches import Launches
 from fibration.cache import entry
 from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
-from fibration.runtime.batch import Batch, Elements, Run
+from fibration.runtime.batch import Batch, Index, Run
 from fibration.runtime.calling import Binding, Call, Frame, Holes, Runner
 
 MODULE = "kernels.py"
@@ -35,7 +35,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     computed_by = computing(plans)
     bindings = {k: Binding(plan, launched(plan, kernels(plans, k))) for k, plan in plans.items()}
 
-    def check(index: Elements) -> None:
+    def check(index: Index) -> None:
         if index.device.type != "cuda" and not on_cpu:
             raise BackendError(
                 f"operator '{name}' is compiled for the Triton backend, and the index lies on {index.device}",

@@ -24,7 +24,7 @@ from fibration.plotting.gate_curve import removes
 from fibration.printing.latex import latex
 from fibration.printing.law_table import legend, marks
 from fibration.printing.text import quiver, tree
-from fibration.trainers.labels import refuse_finer, wanted
+from fibration.trainers.intake import refuse_finer, wanted
 
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS / "gallery"

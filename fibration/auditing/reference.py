@@ -26,8 +26,8 @@ from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, rewrite
-from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.spread import build_index
 
 # of policies
 ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs", "teacher": "teacher_log_probs"}

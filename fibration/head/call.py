@@ -12,16 +12,13 @@ from torch import Tensor
 from fibration.head.checks import check_head, check_numbers, check_targets
 from fibration.head.parts import default_chunk
 from fibration.head.stream import CALL, Given, Head, Metrics, Stream
-from fibration.runtime.given import checked
-from fibration.runtime.gradients import once, scaled
-from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
-from fibration.runtime.inputs import check_tokens
-from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.results import Loss
-from fibration.runtime.tracing import refuse_traces, refuse_transforms
+from fibration.runtime.inputs import check_tokens, checked
+from fibration.runtime.metrics import Loss
+from fibration.runtime.operator import Operator, once, scaled
+from fibration.runtime.ranks.group import agreed
+from fibration.runtime.tracing import refuse_graphs, refuse_traces, refuse_transforms
 
 
 @dataclass(frozen=True)

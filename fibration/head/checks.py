@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fibration.errors import BatchError, shown
 from fibration.runtime import devices
-from fibration.runtime.given import refuse_device, refuse_dtype
 from fibration.runtime.index.index import Index
+from fibration.runtime.inputs import refuse_device, refuse_dtype
 from fibration.runtime.tracing import refuse_kind
 
 

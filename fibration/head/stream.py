@@ -18,11 +18,9 @@ from fibration.head.products import Products
 from fibration.runtime import devices
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
-from fibration.runtime.measured import Measured
+from fibration.runtime.metrics import Coefficients, Measured, MetricSource
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import Group
-from fibration.runtime.results import Coefficients, MetricSource
+from fibration.runtime.ranks.group import Group, agreed
 
 CALL = "fibration.head.loss"
 Metrics = bool | str | Sequence[str]

@@ -22,8 +22,8 @@ from fibration.language.statistics import atoms_within
 from fibration.rollouts.file import Rollouts
 from fibration.rollouts.labels import NONE
 from fibration.runtime.index.index import Index
+from fibration.runtime.metrics import Coefficients, Levels
 from fibration.runtime.operator import Operator
-from fibration.runtime.results import Coefficients, Levels
 from fibration.runtime.weights import Weights, weights_of
 
 MOST = 32  # parts that tables and pictures show; metrics have as many

@@ -14,7 +14,7 @@ from fibration.compiler.arguments import GIVEN, TOKENS, token_tensor
 from fibration.compiler.ir import Input, Key, Matrix
 from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
-from fibration.runtime.index.elements import Elements
+from fibration.runtime.index.index import Index
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -31,7 +31,7 @@ class Batch:
     under the mask. `largest`: the largest value of every parameter input.
     """
 
-    index: Elements
+    index: Index
     tokens: Mapping[str, Tensor]
     advantage: Tensor | None
     per_row: bool

@@ -19,7 +19,7 @@ from torch import Tensor
 from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_each, tensor_of
 from fibration.compiler.ir import Const, Input, Key, Node
 from fibration.compiler.plan import Plan
-from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Outputs, Places, given_of, tensors_of
+from fibration.runtime.batch import GIVEN_TENSOR, Batch, Index, Launcher, Outputs, Places, given_of, tensors_of
 
 MAPPED = 32 << 20  # bytes from which glibc's malloc never keeps freed memory for the next call
 ALIGNMENT = 64  # bytes, as torch aligns its own memory
@@ -137,7 +137,7 @@ class Binding:
         holes = {self.work, *(i for part in (self.tokens, self.given, self.results) for i, _ in part)}
         self.of_call = [(i, a) for i, a in enumerate(arguments) if a.kind in OF_CALL and i not in holes]
 
-    def _bound(self, index: Elements) -> BoundPlan:
+    def _bound(self, index: Index) -> BoundPlan:
         starts, at = {}, 0
         for stratum, number in self.vectors.items():
             starts[stratum] = at, index.size[stratum]
@@ -202,7 +202,7 @@ class Runner:
     def __init__(
         self,
         bindings: Mapping[str, Binding],
-        check: Callable[[Elements], None],
+        check: Callable[[Index], None],
         ready: Callable[[str, Frame, Batch], Call],
     ) -> None:
         self.bindings, self.check, self.ready = bindings, check, ready
@@ -248,7 +248,7 @@ class Runner:
 
 
 # The value of an argument by its kind: those that depend on the index alone, then the others.
-OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
+OF_INDEX: Mapping[str, Callable[[Index, Argument], object]] = {
     "size": lambda index, a: index.size[a.key[0]],
     **{kind: lambda index, a: getattr(index.layout(*a.key), a.kind) for kind in LAYOUT},
     "parent": lambda index, a: index.parent(*a.key).contiguous(),
@@ -269,7 +269,7 @@ OF_CALL: Mapping[str, Callable[[bool, Batch, Argument], object]] = {
 for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL, **dict.fromkeys(HOLES)})
 
 
-def _spread_of(index: Elements) -> Callable[[Tensor], Tensor]:
+def _spread_of(index: Index) -> Callable[[Tensor], Tensor]:
     """What puts numbers per row at every token."""
     shape, positions, rows = index.shape, index.positions, index.row_tensor()[index.row_of_token]
 

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from fibration.errors import ParameterError, an, shown
-from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
+from fibration.runtime import tracing
 from fibration.runtime.index.index import Index
 from fibration.runtime.inputs import no_index
-from fibration.runtime.measured import Measured
-from fibration.runtime.metrics import Metric
-from fibration.runtime.tracing import INDEXES, OPERATORS, is_followed, skip_dynamo
+from fibration.runtime.metrics import Measured, Metric
 
 # The arguments that all custom operators share.
 GIVEN = (
@@ -36,17 +34,10 @@ ONE = torch.ones((), dtype=torch.float64, device="cpu")
 
 
 def of_coefficients(
-    op: Any,
-    log_probs: Any,
-    old_log_probs: Any,
-    advantages: Any,
-    index: Any,
-    parameters: Any,
-    rewards: Any,
-    policies: Any,
-    metrics: Any,
+    op: Any, log_probs: Any, old_log_probs: Any, *more: Any
 ) -> tuple[Tensor, Tensor, Tensor, DeferredMetrics]:
     """A rank's share of the loss, which alone has a gradient; the coefficients, the objective, and its metrics."""
+    advantages, index, parameters, rewards, policies, metrics = more  # as `Operator.loss` takes them
     given = _given(op, index, parameters, policies, metrics, advantages, rewards, old_log_probs=old_log_probs)
     capacity = op.metric_capacity if metrics is not False else 0
     share, values, objective, numbers = _coefficients(log_probs, old_log_probs.detach(), capacity, *given)
@@ -65,11 +56,11 @@ class DeferredMetrics:
     def __init__(self, numbers: Tensor, index: Any, key: tuple[int, str]) -> None:
         self.numbers, self.index, self.key = numbers, index, key
 
-    @skip_dynamo
+    @tracing.skip_dynamo
     def metrics(self) -> dict[str, Metric]:
         return self._measured().metrics()
 
-    @skip_dynamo
+    @tracing.skip_dynamo
     def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
         return self._measured().scalars(prefix, **more)
 
@@ -94,7 +85,7 @@ def _given(
     here.
     """
     both = {"advantages": advantages, "rewards": rewards}
-    dropped = has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
+    dropped = tracing.has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
     kind, handle = (None, index.handle) if isinstance(index, Index) else (type(index).__name__, NONE)
     numbers: list[Tensor] = []
     named = {} if policies is None else policies
@@ -156,20 +147,12 @@ def _filled(value: Any, numbers: Sequence[Tensor]) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
-def _call(
-    program: str,
-    advantages: Tensor | None,
-    rewards: Tensor | None,
-    policies: Sequence[Tensor],
-    numbers: Sequence[Tensor],
-    words: str,
-    index: Tensor,
-    operator: int,
-) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
-    """The operator, the metrics asked for, and the keyword arguments that all calls share."""
+def _call(program: str, *given: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The operator, the metrics asked for, and the keyword arguments of all calls. `given`: those of `GIVEN`."""
+    advantages, rewards, policies, numbers, words, index, operator = given
     names, values, asked, dropped, kind = _read(words)
     if dropped is not None:
-        raise refused_graph(program, *dropped)
+        raise tracing.refused_graph(program, *dropped)
     if kind is not None:
         raise no_index(kind)
     more = {
@@ -177,9 +160,9 @@ def _call(
         "advantages": advantages,
         "rewards": rewards,
         "policies": dict(zip(names, policies, strict=True)),
-        "index": INDEXES.of(int(index)),
+        "index": tracing.INDEXES.of(int(index)),
     }
-    return OPERATORS.of(operator), asked, more
+    return tracing.OPERATORS.of(operator), asked, more
 
 
 def _run_coefficients(
@@ -244,12 +227,12 @@ class _Step:
         self.function: Any = made.apply  # type: ignore[attr-defined]
 
     def __call__(self, *given: Any) -> Any:
-        through = torch.compiler.is_dynamo_compiling() or not is_followed()
+        through = torch.compiler.is_dynamo_compiling() or not tracing.is_followed()
         return self.operator(*given) if through else self.function(*given)
 
 
 def _refuse_again(ctx: Any, gradient: Tensor) -> Any:
-    raise differentiated_again()
+    raise tracing.differentiated_again()
 
 
 def _keep_coefficients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -6,16 +6,14 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """How often a module draws random numbers: a number above 0 that `holder` has under `key`.
 
     `word`: the name for messages; that of a rate in the module's config begins with `config.`.
@@ -45,11 +43,6 @@ def silenced(model: nn.Module) -> Iterator[None]:
     finally:
         for rate in found:
             rate.put(rate.value)
-
-
-def noise(model: nn.Module) -> Iterator[tuple[str, str, float]]:
-    """Every module that draws random numbers, the name of its rate, and the rate. See `rates`."""
-    yield from ((rate.module, rate.word, rate.value) for rate in rates(model))
 
 
 def rates(model: nn.Module) -> Iterator[Rate]:

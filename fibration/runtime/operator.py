@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,19 +16,16 @@ from fibration.compiler.ir import Input, Key, Matrix
 from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
-from fibration.runtime import compiled
+from fibration.runtime import compiled, devices
 from fibration.runtime.batch import Executable, Outputs, inputs_of
-from fibration.runtime.calls import Backend, Executor
-from fibration.runtime.gradients import COEFFICIENTS, OBJECTIVE, Gated, Share
-from fibration.runtime.index.build import build_index
+from fibration.runtime.calls import Backend, Executor, Given
+from fibration.runtime.index.build import refuse_positional
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.keywords import refuse_positional
-from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
+from fibration.runtime.index.spread import build_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
-from fibration.runtime.measured import Measured, metric_capacity
+from fibration.runtime.metrics import Coefficients, Levels, Loss, Measured, metric_capacity
 from fibration.runtime.prepared import again, key_of
-from fibration.runtime.results import Coefficients, Levels, Loss
-from fibration.runtime.tracing import OPERATORS, is_followed, refuse_transforms
+from fibration.runtime.tracing import OPERATORS, differentiated_again, is_followed, refuse_transforms
 
 
 class Operator:
@@ -130,10 +128,7 @@ class Operator:
         """
         refuse_positional(self.hierarchy, positional)
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
-        if ranks is None:
-            index = build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)
-        else:
-            index = build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device, positions)
+        index = build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions, ranks)
         index.coupling = self.coupling
         return index
 
@@ -215,13 +210,8 @@ class Operator:
         with torch.no_grad():
             dtype = _wide(log_probs)
             program = self.calls.program(index, metrics, rewards)
-            if rewards is not None:
-                advantages = self.calls.advantages(
-                    program, rewards, index, tokens, advantages, parameters, policies, graph
-                )
-            outputs, _ = self.calls.call(
-                program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics, kept=key
-            )
+            given = Given(index, advantages, parameters, policies, rewards, graph)
+            outputs, _ = self.calls.call(program, tokens, given, dtype, metrics=metrics, kept=key)
             assert index is not None
             return outputs, dtype, collector.collect(program, outputs, index, collector.asked(metrics))
 
@@ -241,9 +231,9 @@ class Operator:
         parameters of the micro-batches. Over ranks, every rank calls it. For a loss without `op.coupling.frozen` it
         does nothing.
         """
-        graph = torch.is_grad_enabled()
+        given = Given(index, advantages, parameters, policies, graph=torch.is_grad_enabled())
         with torch.no_grad():
-            self.calls.freeze(old_log_probs, advantages, index, parameters, policies, graph)
+            self.calls.freeze(old_log_probs, given)
 
     @refuse_transforms
     def live(self, advantages: Tensor, index: Index | None = None) -> Tensor:
@@ -275,11 +265,8 @@ class Operator:
         """
         if is_followed():
             return compiled.of_gate(self, log_ratio, index, parameters, advantages, rewards, policies)
-        graph = torch.is_grad_enabled()
-        if rewards is not None:
-            tokens = {"log_ratio": log_ratio}
-            advantages = self.calls.advantages("gate", rewards, index, tokens, advantages, parameters, policies, graph)
-        result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies, graph)
+        given = Given(index, advantages, parameters, policies, rewards, torch.is_grad_enabled())
+        result: Tensor = Gated.apply(log_ratio, self.calls, given)
         return result
 
     @refuse_transforms
@@ -298,12 +285,8 @@ class Operator:
         The arguments are those of `gate`. Each value is a density divided by the element's mass. With a decomposition
         of log ratios it is a mean log ratio, in nats.
         """
-        tokens, graph = {"log_ratio": log_ratio}, torch.is_grad_enabled()
-        if rewards is not None:
-            advantages = self.calls.advantages(
-                "levels", rewards, index, tokens, advantages, parameters, policies, graph
-            )
-        outputs, _ = self.calls.call("levels", index, tokens, advantages, parameters, policies, torch.float64, graph)
+        given = Given(index, advantages, parameters, policies, rewards, torch.is_grad_enabled())
+        outputs, _ = self.calls.call("levels", {"log_ratio": log_ratio}, given, torch.float64)
 
         nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # on a GPU, where no error is raised
 
@@ -337,9 +320,8 @@ class Operator:
         The result is `[B]` if rewards are per row and the formula has one value per row, else in the batch's shape.
         It is 0 under the mask and at rows without tokens.
         """
-        made = self.calls.advantages(
-            "advantages", rewards, index, {}, None, parameters, policies, torch.is_grad_enabled()
-        )
+        given = Given(index, None, parameters, policies, rewards, torch.is_grad_enabled())
+        made = self.calls.advantages("advantages", {}, given)
         assert made is not None
         return made
 
@@ -369,10 +351,93 @@ class Operator:
         read, declared = self.programs[program], self.programs["evaluate"]
         given = {name: whole(values) for name, values in (policies or {}).items()}
         tokens |= policy_tensors(self.hierarchy, read, tokens, given)
-        batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, torch.float64, 0.0)
+        batch = make_batch(read, declared, index, tokens, advantages, parameters, torch.float64, 0.0)
         return inputs_of(batch, read)
 
 
 def _wide(given: Tensor) -> torch.dtype:
     """Returns float64 for float64 inputs, else float32, because half precision loses small coefficients."""
     return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32
+
+
+# ---------------------------------------------------------------- gradients
+
+COEFFICIENTS, OBJECTIVE = Key("coefficients"), Key("objective")
+
+
+class Share(torch.autograd.Function):
+    """A rank's share of `-J`. Its gradient is precomputed: minus the coefficients of the rank's tokens.
+
+    On the CPU the saved coefficients are negated in place, without a copy. A backward pass with the incoming gradient
+    1, as `loss.backward()` has, returns them as they are, or a copy if autograd keeps the graph. On a GPU they are
+    multiplied once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_probs: Tensor, outputs: Outputs, dtype: torch.dtype, scale: int) -> Tensor:
+        coefficients = outputs[COEFFICIENTS]
+        ctx.looks = devices.can_sync(coefficients.device)
+        ctx.save_for_backward(coefficients.neg_() if ctx.looks else coefficients)
+        ctx.source = log_probs
+        share = outputs.scalar(OBJECTIVE, dtype, -1)
+        return share if scale == 1 else share / scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (known,) = ctx.saved_tensors
+        result = scaled(known, gradient if ctx.looks else -gradient, ctx.source.dtype)
+        return once(result, ctx.source), None, None, None
+
+
+def scaled(known: Tensor, times: Tensor, dtype: torch.dtype) -> Tensor:
+    """A saved gradient times the incoming one, a scalar, in `dtype`: `known` itself if it fits and is not kept."""
+    if devices.can_sync(times.device) and times.item() == 1.0:
+        return known.to(dtype, copy=_graph_is_kept())
+    with torch.no_grad():
+        return known * times if known.dtype == dtype else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
+
+
+# Whether the running backward pass keeps the graph. True if torch does not tell.
+_graph_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+class Gated(torch.autograd.Function):
+    """Gated ratios. The backward pass runs the operator's adjoint program."""
+
+    @staticmethod
+    def forward(ctx: Any, log_ratio: Tensor, calls: Any, given: Given) -> Tensor:
+        dtype = log_ratio.dtype if isinstance(log_ratio, Tensor) else torch.float64
+        outputs, batch = calls.call("gate", {"log_ratio": log_ratio}, given, dtype, fill=1.0)
+        others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
+        ctx.others = tuple(others)
+        # with saved tensors, autograd refuses the backward pass if one was changed in place
+        ctx.save_for_backward(log_ratio, batch.advantage, *others.values())
+        ctx.calls, ctx.ranks = calls, given.index.ranks
+        ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
+        return outputs[Key("gated_ratio")]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        log_ratio, advantages, *others = ctx.saved_tensors
+        with torch.no_grad():
+            tokens = {"log_ratio": log_ratio.detach(), "cotangent": gradient}
+            tokens |= dict(zip(ctx.others, others, strict=True))
+            result = ctx.calls.gate_adjoint(replace(ctx.batch, tokens=tokens, advantage=advantages), ctx.ranks)
+        return once(result, log_ratio), None, None
+
+
+def once(gradient: Tensor, source: Tensor) -> Tensor:
+    """The gradient, which depends on `source`. With `create_graph`, differentiating it again raises."""
+    return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated: a constant would make second derivatives silently wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        raise differentiated_again()

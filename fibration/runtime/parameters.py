@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
     def make() -> tuple[Program, Values]:
         values = given_values(hierarchy, program, given)
         return program, {
-            node: ParameterInput(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)
+            node: input_numbers(hierarchy.parameters[node.key[0]], node.key[1], node.over, index, value)
             for node, value in values.items()
         }
 
@@ -148,59 +147,44 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
     return dict(zip(values, made, strict=True))
 
 
-@dataclass(frozen=True)
-class ParameterInput:
-    """One parameter input of a program: one channel of a parameter, for the elements of one stratum."""
+def input_numbers(parameter: Parameter, channel: str, stratum: str, index: Index, value: Any) -> Numbers:
+    """The numbers of one parameter input, one channel of a parameter for a stratum: `[1]`, for all elements, or one per
+    element.
+    """
+    what, accepted = "the value", "a number" + " or {'+': ..., '-': ...}" * bool(channel)
+    accepted += f"; that of each {stratum} by label, {{label: ...}}" * (stratum in index.labels)
+    if isinstance(value, Mapping) and is_channels(value):
+        value, what = _of_channel(parameter, channel, value, what), f"the value of channel '{channel}'"
+    if isinstance(value, Mapping):
+        return _by_label(parameter, channel, stratum, index, value)
+    if is_several(value):
+        raise in_order(parameter, stratum, value, accepted)
+    if not hasattr(value, "__float__"):
+        raise ParameterError(f"parameter '{parameter.name}': {what} is {shown(value)}", required=accepted)
+    return np.array([in_channel(parameter, channel, value, what)])
 
-    parameter: Parameter
-    channel: str
-    stratum: str
-    index: Index
 
-    def numbers(self, value: Any) -> Numbers:
-        """One number for all elements, `[1]`, or one per element."""
-        what = "the value"
-        if isinstance(value, Mapping) and is_channels(value):
-            value = _of_channel(self.parameter, self.channel, value, what)
-            what = f"the value of channel '{self.channel}'"
-        if isinstance(value, Mapping):
-            return self._by_label(value)
-        if is_several(value):
-            raise in_order(self.parameter, self.stratum, value, self._accepted)
-        if not hasattr(value, "__float__"):
-            raise ParameterError(
-                f"parameter '{self.parameter.name}': {what} is {shown(value)}", required=self._accepted
-            )
-        return np.array([in_channel(self.parameter, self.channel, value, what)])
-
-    def _by_label(self, value: Mapping[Any, Any]) -> Numbers:
-        numbers = self.index.element_numbers.get(self.stratum)
-        if numbers is None:
-            raise without_labels(self.parameter, self.stratum, value)
-        tensors = [label for label in value if isinstance(label, Tensor)]  # a tensor equals no label
-        if tensors:
-            raise ParameterError(
-                f"parameter '{self.parameter.name}' has a tensor for a label: {shown(tensors[0])}",
-                required=f"labels of {self.stratum} as they were given to the index",
-                remedy="write label.item(), or iterate over labels.unique().tolist()",
-            )
-        if set(CHANNELS) & (set(value) - set(numbers)):
-            raise mixed(self.parameter, value)
-        lacking = refuse_lacking(self.parameter, self.stratum, value, numbers, "this batch")
-        value = {**dict.fromkeys(lacking, value.get(None, self.parameter.default)), **value}
-        found = [value[label] for label in numbers]
-        if set(map(type, found)) == {float} and not self.parameter.is_outside(np.array(found)).any():
-            return np.array(found)
-        what = f"the value of {self.stratum}"
-        each = zip(numbers, found, strict=True)
-        return np.array([in_channel(self.parameter, self.channel, v, f"{what} {label!r}") for label, v in each])
-
-    @property
-    def _accepted(self) -> str:
-        """The accepted forms of a value."""
-        number = "a number" + " or {'+': ..., '-': ...}" * bool(self.channel)
-        by_label = f"; that of each {self.stratum} by label, {{label: ...}}"
-        return number + by_label * (self.stratum in self.index.labels)
+def _by_label(parameter: Parameter, channel: str, stratum: str, index: Index, value: Mapping[Any, Any]) -> Numbers:
+    numbers = index.element_numbers.get(stratum)
+    if numbers is None:
+        raise without_labels(parameter, stratum, value)
+    tensors = [label for label in value if isinstance(label, Tensor)]  # a tensor equals no label
+    if tensors:
+        raise ParameterError(
+            f"parameter '{parameter.name}' has a tensor for a label: {shown(tensors[0])}",
+            required=f"labels of {stratum} as they were given to the index",
+            remedy="write label.item(), or iterate over labels.unique().tolist()",
+        )
+    if set(CHANNELS) & (set(value) - set(numbers)):
+        raise mixed(parameter, value)
+    lacking = refuse_lacking(parameter, stratum, value, numbers, "this batch")
+    value = {**dict.fromkeys(lacking, value.get(None, parameter.default)), **value}
+    found = [value[label] for label in numbers]
+    if set(map(type, found)) == {float} and not parameter.is_outside(np.array(found)).any():
+        return np.array(found)
+    what = f"the value of {stratum}"
+    each = zip(numbers, found, strict=True)
+    return np.array([in_channel(parameter, channel, v, f"{what} {label!r}") for label, v in each])
 
 
 def in_order(parameter: Parameter, stratum: str, value: Any, accepted: str) -> ParameterError:

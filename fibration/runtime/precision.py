@@ -13,24 +13,10 @@ import torch
 from torch import Tensor
 
 from fibration.errors import PrecisionWarning, an, listed
-from fibration.language.atoms import (
-    Attribute,
-    Component,
-    Count,
-    Density,
-    Parameter,
-    Stratum,
-    Total,
-    advantage,
-    in_channel,
-    mass,
-    pull,
-    residual,
-)
+from fibration.language import atoms, traversal
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.traversal import atoms, evaluate
 from fibration.runtime.index.index import Index
 
 HALF = (torch.bfloat16, torch.float16)
@@ -38,13 +24,12 @@ REACHES = 8  # warn if rounding exceeds 1/8 of a band: below that, it changes th
 LEAST = Fraction(1, 10**7)  # a gate that changes a smaller residual changes every residual
 
 
-def warn_of_rounding(
-    hierarchy: Hierarchy, index: Index, log_probs: Tensor, old_log_probs: Tensor, numbers: Mapping[Any, Any]
-) -> None:
+def warn_of_rounding(index: Index, log_probs: Tensor, old_log_probs: Tensor, numbers: Mapping[Any, Any]) -> None:
     """Warn if the rounding of half-precision log-probs moves elements by a large part of a gate's band.
 
     `numbers`: parameter values, from `parameter_values`.
     """
+    hierarchy = index.hierarchy
     halves = [t.dtype for t in (log_probs, old_log_probs) if t.dtype in HALF]
     step = max(torch.finfo(dtype).eps for dtype in halves)  # spacing of numbers between 1 and 2
     each = math.hypot(*(torch.finfo(dtype).eps for dtype in halves)) / math.sqrt(12)  # standard deviation of rounding
@@ -71,7 +56,7 @@ def warn_of_rounding(
     )
 
 
-def narrowest(hierarchy: Hierarchy, stratum: Stratum, numbers: Mapping[Any, Any]) -> dict[str, float]:
+def narrowest(hierarchy: Hierarchy, stratum: atoms.Stratum, numbers: Mapping[Any, Any]) -> dict[str, float]:
     """The smallest drift that a gate changes, in nats, by the stratum of the drift.
 
     Strata: the gate's own, and others whose density the gate reads. A stratum is missing if the gate changes every
@@ -82,9 +67,9 @@ def narrowest(hierarchy: Hierarchy, stratum: Stratum, numbers: Mapping[Any, Any]
         values[node.key] = Fraction(min(given, key=abs))
     found: dict[str, float] = {}
     for channel in hierarchy.decomposition.channels:
-        formula = in_channel(hierarchy.gate(stratum), channel)
-        drifts = {a: a.stratum.name for a in atoms(formula, Density)}
-        for moved, name in ({residual: stratum.name} | drifts).items():
+        formula = atoms.in_channel(hierarchy.gate(stratum), channel)
+        drifts = {a: a.stratum.name for a in traversal.atoms(formula, atoms.Density)}
+        for moved, name in ({atoms.residual: stratum.name} | drifts).items():
             for side in (1, -1):
                 for pulled in (1, -1):
                     at = _first(formula, moved, values, side, Fraction(pulled))
@@ -104,19 +89,19 @@ def _first(
         def atom(a: Expression) -> Fraction:
             if a == moved:
                 return side * size
-            if a in (advantage, pull):
+            if a in (atoms.advantage, atoms.pull):
                 return pulled
-            if isinstance(a, Component):
+            if isinstance(a, atoms.Component):
                 return values[a.parameter.name, a.channel]
-            if isinstance(a, Parameter):
+            if isinstance(a, atoms.Parameter):
                 return values[a.name, ""]
-            if a == residual or isinstance(a, Density):
+            if a == atoms.residual or isinstance(a, atoms.Density):
                 return Fraction(0)
-            if a == mass or isinstance(a, (Count, Total, Attribute)):
+            if a == atoms.mass or isinstance(a, (atoms.Count, atoms.Total, atoms.Attribute)):
                 return Fraction(1)
             raise KeyError(a)
 
-        return bool(evaluate(formula, atom) != side * size)
+        return bool(traversal.evaluate(formula, atom) != side * size)
 
     try:
         if changes(LEAST) or not changes(Fraction(1)):

@@ -17,11 +17,10 @@ from fibration.compiler.arguments import TOKENS
 from fibration.compiler.ir import Input, Key
 from fibration.runtime import devices
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, given_of, tensors_of
-from fibration.runtime.given import at_elements
 from fibration.runtime.index.index import Index
+from fibration.runtime.inputs import at_elements, exchanged, sample_of
 from fibration.runtime.metrics import Asked
 from fibration.runtime.parameters import plain
-from fibration.runtime.signs import exchanged, sample_of
 
 NONFINITE = Key("nonfinite")
 KEPT = "prepared calls"  # in the cache of an index

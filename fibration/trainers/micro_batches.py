@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fibration.errors import FibrationError, TrainerError, shown
-from fibration.runtime.index.micro import closed_sets
-from fibration.runtime.live import coupled_rows
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.results import Coefficients
+from fibration.runtime.index.micro import closed_sets, coupled_rows
+from fibration.runtime.metrics import Coefficients
+from fibration.runtime.ranks.group import agreed
 from fibration.trainers.window import Window
 
 

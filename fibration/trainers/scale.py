@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fibration.errors import TrainerError, listed
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.group import agreed, as_group
 
 OPERATIONS = 8  # rounded operations between an advantage and the loss
 SIMPLE = 64  # the largest denominator of a ratio that errors print as a fraction

@@ -17,7 +17,7 @@ from fibration.errors import TrainerError, listed
 from fibration.language.declared import OLD
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
-from fibration.trainers.labels import as_operator, check_mapping
+from fibration.trainers.intake import as_operator, check_mapping
 from fibration.trainers.window import Alone, named
 
 MASK, ADVANTAGES, LOG_PROBS = "mask", "advantages", "logprobs"  # fields of a datum's `loss_fn_inputs`

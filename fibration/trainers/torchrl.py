@@ -13,9 +13,8 @@ from torch.nn.functional import pad
 from fibration.errors import MissingDependency, TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
-from fibration.trainers.labels import as_operator, check_mapping
+from fibration.runtime.ranks.group import agreed, as_group
+from fibration.trainers.intake import as_operator, check_mapping
 from fibration.trainers.window import check_metrics, named
 
 try:

@@ -23,13 +23,10 @@ from fibration.language.expressions import Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.spread import GROUP
-from fibration.runtime.measured import Measured
-from fibration.runtime.metrics import asked_for
+from fibration.runtime.metrics import Coefficients, Measured, asked_for
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
-from fibration.runtime.results import Coefficients
-from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
+from fibration.runtime.ranks.group import agreed, as_group
+from fibration.trainers.intake import ROLLOUT, passed, read_twice
 
 WARN_ABOVE = 0.01  # share of a stratum's elements whose regime changes in pass 2
 CHANGED = "pass/changed"
@@ -82,7 +79,7 @@ class Window:
                     remedy="rename the stratum",
                 )
             if weights is not None and ROLLOUT in passed(op.hierarchy):
-                raise corrected_twice(op.hierarchy, "weights are given too", "leave weights out")
+                raise read_twice(op.hierarchy, ROLLOUT, "weights are given too", "leave weights out")
             self.mask = mask.bool()
             self.policies = {name: given.detach() for name, given in (policies or {}).items()}
             self._rewards = _rewards_of(op.hierarchy, self.mask, advantages, rewards)

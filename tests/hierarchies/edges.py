@@ -19,7 +19,7 @@ from fibration import (
     uniform,
 )
 from fibration.language.atoms import Stratum
-from fibration.runtime.index.build import build_index
+from fibration.runtime.index.spread import build_index
 
 token, text, image, turn, expert = strata("token text image turn expert")
 trajectory, domain, modality, family, batch = strata("trajectory domain modality family batch")

@@ -71,7 +71,7 @@ class Compared:
             program, every = programs(h)[self.program], programs(h)["evaluate"]
             tokens = {"log_probs": now, "old_log_probs": old, "log_ratio": now - old}
             tokens |= policy_tensors(h, program, tokens, policies)
-            given = make_batch(h, program, every, layout.index, tokens, advantages, batch.parameters, self.dtype, 0.0)
+            given = make_batch(program, every, layout.index, tokens, advantages, batch.parameters, self.dtype, 0.0)
             log_probs, before, seen = map(layout.read, (now, old, advantages))
             others = {**{k: layout.read(v) for k, v in policies.items()}, "old": before}
             truth = Truth(layout, log_probs - before, seen, batch.parameters, FLOAT64, log_probs, others)

@@ -28,8 +28,7 @@ from fibration.compiler.program import Program
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS
 from fibration.runtime.batch import Outputs
-from fibration.runtime.measured import ALL_METRICS, Collector
-from fibration.runtime.metrics import Mean
+from fibration.runtime.metrics import ALL_METRICS, Collector, Mean
 from fibration.runtime.operator import Operator
 
 # ---------------------------------------------------------------- which backends

@@ -26,7 +26,7 @@ from support import refuses
 
 import fibration.runtime.index.assumed as checks_module
 from fibration import HierarchyIndexError, Parameter, SpecError, balanced, populated, proportional, total, uniform
-from fibration.runtime.index.mass_on_batch import Measure
+from fibration.runtime.index.assumed import Measure
 
 
 def test_an_empty_branch_that_is_assumed_populated_is_refused():

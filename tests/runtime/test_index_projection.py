@@ -31,7 +31,7 @@ from support import refuses
 import fibration.runtime.index.projection as projection_module
 from fibration import HierarchyIndexError, MarkovKernel, SpecError, count, proportional, total, uniform
 from fibration.language.atoms import Stratum
-from fibration.runtime.index.mass_on_batch import Measure
+from fibration.runtime.index.assumed import Measure
 
 
 def effects(i, x, m):

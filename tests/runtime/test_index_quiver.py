@@ -384,7 +384,7 @@ def test_each_leaf_reads_its_own_tokens():
 
 def made(h, i, inputs, advantages, matrices=()):
     program = SimpleNamespace(inputs=inputs, leaves=i.leaves, matrices=matrices)
-    return make_batch(h, program, program, i, {"log_ratio": torch.zeros(i.shape)}, advantages, None, torch.float64, 0.0)
+    return make_batch(program, program, i, {"log_ratio": torch.zeros(i.shape)}, advantages, None, torch.float64, 0.0)
 
 
 def test_a_program_reads_advantages_and_maps_of_each_leaf():

@@ -23,7 +23,7 @@ from fibration import (
     token_mean,
     where,
 )
-from fibration.runtime.live import coupled_rows
+from fibration.runtime.index.micro import coupled_rows
 
 # Losses that call a row with advantages of 0 live, although no log-probs gave it a gradient in any trial: why.
 UNMOVED: dict[str, str] = {}

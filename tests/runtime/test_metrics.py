@@ -29,8 +29,8 @@ from fibration import (
     zero_gate,
 )
 from fibration.runtime.batch import Outputs
-from fibration.runtime.measured import FEW
-from fibration.runtime.metrics import Extreme, Mean
+from fibration.runtime.calls import Given
+from fibration.runtime.metrics import FEW, Extreme, Mean
 
 old, rollout = policies("old rollout")
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
@@ -345,7 +345,7 @@ def test_a_table_of_metrics_belongs_to_the_places_of_its_program():
     layout = packed(op, batch)
     given = [layout.tensor(v, torch.float32) for v in (batch.x, 0 * batch.x, batch.advantages)]
     tokens = {"log_probs": given[0], "old_log_probs": given[1]}
-    outputs, _ = op.calls.call("evaluate", layout.index, tokens, given[2], {}, None, torch.float32, False, metrics=True)
+    outputs, _ = op.calls.call("evaluate", tokens, Given(layout.index, given[2], {}), torch.float32, metrics=True)
     places, work = outputs.places, outputs.work.clone()
     (first, rows), (start, _) = places.blocks["batch"], places.starts["batch"]
     work[start + first : start + first + rows] = outputs.block("batch").flip(0).reshape(-1)

@@ -20,7 +20,7 @@ from thorough import ALL, some
 
 import fibration
 from fibration import BatchError, FibrationError, ParameterError
-from fibration.runtime import calls
+from fibration.runtime import inputs
 from fibration.runtime.prepared import MANY
 
 LIBRARY = os.path.dirname(fibration.__file__)
@@ -31,8 +31,8 @@ BACKENDS = ["c", "torch", *(["triton"] if triton_interprets() else [])]
 def checks(monkeypatch):
     """Counts the calls that are checked."""
     made = []
-    real = calls.make_batch
-    monkeypatch.setattr(calls, "make_batch", lambda *given: made.append(1) or real(*given))
+    real = inputs.make_batch
+    monkeypatch.setattr(inputs, "make_batch", lambda *given: made.append(1) or real(*given))
     return made
 
 

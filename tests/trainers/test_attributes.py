@@ -14,8 +14,14 @@ from fibration import (
     strata,
     token_mean,
 )
-from fibration.trainers.attributes import as_number, attribute_sources, indexed, numbers_of_rows, numbers_of_tokens
-from fibration.trainers.policies import check_policies
+from fibration.trainers.intake import (
+    as_number,
+    attribute_sources,
+    check_policies,
+    indexed,
+    numbers_of_rows,
+    numbers_of_tokens,
+)
 
 token, trajectory, domain, batch = strata("token trajectory domain batch")
 surprise = Attribute("surprise", on=token, positive=False)

@@ -7,7 +7,7 @@ import support
 from torch import nn
 
 from fibration import balanced, strata
-from fibration.trainers import dead_rows
+from fibration.trainers.intake import log_readers, readers_by_loss, readers_by_model
 
 trajectory, prompt_group = strata("trajectory prompt_group")
 
@@ -31,18 +31,18 @@ class Router(nn.Module):
     ],
 )
 def test_terms_of_a_loss(name, words):
-    assert list(dead_rows.of_loss(support.spec(name))) == words
+    assert list(readers_by_loss(support.spec(name))) == words
 
 
 def test_assumptions_of_a_loss():
     h = support.spec("fiberpo_domain").replace(assume=[balanced(trajectory, prompt_group)])
-    (words,) = dead_rows.of_loss(h)
+    (words,) = readers_by_loss(h)
     assert words == "'fiberpo_domain' assumes balanced(trajectory, prompt_group) of all rows"
 
 
 def test_layers_in_which_rows_interact():
-    assert list(dead_rows.of_model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), Router()))) == []
-    assert list(dead_rows.of_model(nn.Sequential(nn.BatchNorm1d(2), Router(8)))) == [
+    assert list(readers_by_model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), Router()))) == []
+    assert list(readers_by_model(nn.Sequential(nn.BatchNorm1d(2), Router(8)))) == [
         "rows share the statistics of the layer '0', a BatchNorm1d",
         "rows share the places of an expert in '1' (expert_capacity=8)",
     ]
@@ -50,9 +50,9 @@ def test_layers_in_which_rows_interact():
 
 def test_they_are_logged(caplog):
     with caplog.at_level(logging.WARNING):
-        dead_rows.log([])
+        log_readers([])
         assert not caplog.records
-        dead_rows.log(["images are not cut into rows", "TRL adds an entropy bonus"])
+        log_readers(["images are not cut into rows", "TRL adds an entropy bonus"])
     assert caplog.messages == [
         "all rows are trained on, dead rows too: images are not cut into rows; TRL adds an entropy bonus"
     ]

@@ -6,7 +6,10 @@ import torch
 
 from fibration import TrainerError, token_mean
 from fibration.language.statistics import before
-from fibration.trainers.labels import as_label, as_operator, sources, wanted
+from fibration.trainers.intake import as_label, as_operator, wanted
+from fibration.laws.kept import sources
+from fibration.language.statistics import before
+from fibration.trainers.intake import as_label, as_operator, label_sources, wanted
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}
 
@@ -28,15 +31,15 @@ def test_the_strata_that_take_labels_are_listed(name, strata):
 
 def test_labels_of_the_user_replace_those_of_the_trainer():
     h = support.spec("fiberpo_domain")
-    assert sources(h, known=KNOWN) == KNOWN
-    assert sources(h, {"domain": "subject"}, KNOWN) == {"prompt_group": "uid", "domain": "subject"}
-    assert sources(h, {"trajectory": "key"}, KNOWN) == {**KNOWN, "trajectory": "key"}
-    assert sources(support.spec("grpo"), known=KNOWN) == {}
+    assert label_sources(h, known=KNOWN) == KNOWN
+    assert label_sources(h, {"domain": "subject"}, KNOWN) == {"prompt_group": "uid", "domain": "subject"}
+    assert label_sources(h, {"trajectory": "key"}, KNOWN) == {**KNOWN, "trajectory": "key"}
+    assert label_sources(support.spec("grpo"), known=KNOWN) == {}
 
 
 def test_a_stratum_without_labels_is_an_error():
     with pytest.raises(TrainerError, match="no labels for 'domain'") as caught:
-        sources(support.spec("fiberpo_domain"), known={"prompt_group": "uid"})
+        label_sources(support.spec("fiberpo_domain"), known={"prompt_group": "uid"})
     assert caught.value.found == "sources for prompt_group"
 
 
@@ -45,22 +48,22 @@ def test_a_stratum_without_labels_is_an_error():
 )
 def test_labels_for_a_name_that_takes_none_are_an_error(spec, name):
     with pytest.raises(TrainerError, match=f"labels for '{name}', which is not a stratum"):
-        sources(support.spec(spec), {name: "column"}, KNOWN)
+        label_sources(support.spec(spec), {name: "column"}, KNOWN)
 
 
 def test_the_remedy_is_in_the_trainers_syntax():
     h = support.spec("fiberpo_domain")
     with pytest.raises(TrainerError) as caught:
-        sources(h, {}, {"domain": "source"})
+        label_sources(h, {}, {"domain": "source"})
     assert "labels={'prompt_group': COLUMN}" in caught.value.remedy
     with pytest.raises(TrainerError) as caught:
-        sources(h, {}, {"domain": "source"}, "+labels.{}=FIELD".format)
+        label_sources(h, {}, {"domain": "source"}, "+labels.{}=FIELD".format)
     assert "+labels.prompt_group=FIELD" in caught.value.remedy and "COLUMN" not in caught.value.remedy
 
 
 def test_labels_for_a_hierarchy_without_labels_are_an_error():
     with pytest.raises(TrainerError) as caught:
-        sources(support.spec("grpo"), {"domain": "source"})
+        label_sources(support.spec("grpo"), {"domain": "source"})
     remedy = "leave 'domain' out of labels"
     assert (caught.value.required, caught.value.remedy) == ("none: 'grpo' takes no labels", remedy)
 
@@ -70,17 +73,17 @@ def test_labels_of_another_hierarchy_are_all_named():
     with pytest.raises(
         TrainerError, match="labels for 'domain' and 'expert', which are not strata of 'rloo'"
     ) as caught:
-        sources(support.spec("rloo"), given)
+        label_sources(support.spec("rloo"), given)
     assert caught.value.remedy == "leave 'domain' and 'expert' out of labels"
     with pytest.raises(TrainerError) as caught:
-        sources(support.spec("fiberpo_domain"), {"dmain": "source"}, KNOWN)
+        label_sources(support.spec("fiberpo_domain"), {"dmain": "source"}, KNOWN)
     assert caught.value.remedy == "did you mean 'domain'?"
 
 
 @pytest.mark.parametrize("given", ["domain", ["domain"], 3])
 def test_labels_that_are_not_a_mapping_are_an_error(given):
     with pytest.raises(TrainerError, match="labels are") as caught:
-        sources(support.spec("fiberpo_domain"), given, {"prompt_group": "uid"})
+        label_sources(support.spec("fiberpo_domain"), given, {"prompt_group": "uid"})
     assert caught.value.remedy == "labels={'domain': COLUMN}"
 
 
@@ -113,7 +116,7 @@ def in_order():
 )
 def test_strata_that_no_label_per_row_can_describe_are_refused(hierarchy, says):
     with pytest.raises(TrainerError, match=says):
-        sources(hierarchy(), known=KNOWN)
+        label_sources(hierarchy(), known=KNOWN)
 
 
 def test_an_operator_is_made_from_a_name_a_file_or_an_operator():

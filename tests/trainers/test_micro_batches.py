@@ -25,7 +25,7 @@ from fibration import (
     token_log_ratio,
     token_mean,
 )
-from fibration.trainers.labels import wanted
+from fibration.trainers.intake import wanted
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.window import Window, named
 

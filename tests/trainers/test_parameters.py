@@ -18,7 +18,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.trainers.parameters import at_ratio_one, check_labelled, check_parameters
+from fibration.trainers.intake import at_ratio_one, check_labelled, check_parameters
 
 SHIPPED = fibration.load("fiberpo_domain")
 WRONG = [

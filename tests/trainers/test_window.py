@@ -38,8 +38,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.runtime.operator import Operator
-from fibration.trainers.labels import wanted
-from fibration.trainers.policies import check_policies
+from fibration.trainers.intake import check_policies, wanted
 from fibration.trainers.window import Window, check_metrics, named, warned
 
 

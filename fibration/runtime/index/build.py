@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,39 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, located, shown
+from fibration.errors import HierarchyIndexError, an, listed, shown, suggest
+from fibration.language import keywords
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.statistics import Ordered
 from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
-from fibration.runtime.index.attributes import Numbers, to_numpy
-from fibration.runtime.index.index import Index
-from fibration.runtime.index.keywords import WAYS, refuse_others, takes_labels
-from fibration.runtime.index.labels import Encoded, Encoder, TokenPlaces
-from fibration.runtime.index.positions import check_order, read_positions
+from fibration.runtime.index.index import LAST, Index
+from fibration.runtime.index.labels import Encoded, Encoder, TokenPlaces, attribute_values, to_numpy
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
+from fibration.runtime.ranks.group import is_group
+from fibration.runtime.ranks.shards import position_ranges
 from fibration.runtime.sums import Codes, steps
 
 IGNORED = -100  # the label that losses of token ids ignore
-
-
-def build_index(
-    hierarchy: Hierarchy,
-    labels: Mapping[str, Any],
-    mask: Any = None,
-    offsets: Any = None,
-    attributes: Mapping[str, Any] | None = None,
-    device: torch.device | str | None = None,
-    positions: Any = None,
-) -> Index:
-    """See `Operator.index`."""
-    with located(f"index of '{hierarchy.name}'"):
-        refuse_others(hierarchy, labels)
-        builder = Builder(hierarchy, mask, offsets, device)
-        index = builder.build(labels, attributes, builder.device, positions)
-        check_order(index)
-    return finished(index)
 
 
 def finished(index: Index) -> Index:
@@ -125,8 +108,11 @@ class Builder:
         self.encoded = Encoder(places, self.spread).encode(wished, labels.get(self.rows))
         values: dict[str, NDArray[np.float64]] = {}
         if self.h.attributes:
-            read = Numbers(places, self.encoded, self._sizes(self.encoded), self.spread, keyed=named)
-            values = {a.name: read.attribute(a, attributes) for a in self.h.attributes.values()}
+            size = self._sizes(self.encoded)
+            values = {
+                a.name: attribute_values(a, attributes, self.encoded, size[a.on.name], self.spread, named)
+                for a in self.h.attributes.values()
+            }
         for name in attributes:
             if name not in values:
                 raise HierarchyIndexError(
@@ -362,3 +348,167 @@ def _every_place(n: int) -> Intervals:
             remedy="give cu_seqlens: their last entry is the number of tokens",
         ) from None
     return Intervals.first(n)
+
+
+# ---------------------------------------------------------------- keywords
+
+WAYS = "mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
+RESPONSE = "pass it as mask=..., True on response tokens"
+LENGTHS = "pass offsets=..., the cumulative lengths from 0: [0, *itertools.accumulate(lengths)]"
+RANKS = "the ranks that share the batch are group="
+OF_CALLS = "op.loss(...) takes it, with the index"
+MEANT = {
+    **dict.fromkeys((*keywords.MASKS, "masks"), RESPONSE),
+    **dict.fromkeys(keywords.WHOLE_MASKS, f"{RESPONSE} only: an attention mask is True on prompts too"),
+    **dict.fromkeys(keywords.OFFSETS, "pass it as offsets=..."),
+    **dict.fromkeys(keywords.LENGTHS, LENGTHS),
+    "position_ids": "pass it as positions=..., if rows are pieces of longer sequences",
+    **dict.fromkeys(("groups", "process_group"), RANKS),
+    **dict.fromkeys(("log_probs", "old_log_probs", "advantages", "rewards", "policies", "parameters"), OF_CALLS),
+}
+
+
+def takes_labels(h: Hierarchy) -> list[str]:
+    """The strata that need labels."""
+    rest = (*h.leaves, h.rows)
+    return [s.name for s in h.order if s not in rest and s.name != BATCH] + [s.name for s in h.groups]
+
+
+def refuse_positional(h: Hierarchy, given: tuple[Any, ...]) -> None:
+    if given:
+        words = listed(an(type(value).__name__) for value in given)
+        labels = "".join(f", {name}=..." for name in takes_labels(h))
+        raise HierarchyIndexError(
+            f"index of '{h.name}': {words} without a keyword",
+            required=WAYS + (f", and labels for {', '.join(takes_labels(h))}" if labels else ""),
+            remedy=f"op.index(mask=mask{labels})",
+        )
+
+
+def refuse_others(h: Hierarchy, labels: Mapping[str, Any]) -> None:
+    """Refuse keywords that are not strata with labels."""
+    wanted, leaves = takes_labels(h), [s.name for s in h.leaves]
+    accepted = [*wanted, *([h.rows.name] if h.rows not in h.leaves else []), *(leaves if len(leaves) > 1 else [])]
+    for name in labels:
+        if name in accepted:
+            continue
+        if name == BATCH and h.order and any(s.name == BATCH for s in h.order):
+            raise HierarchyIndexError(f"labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out")
+        remedy = RANKS if is_group(labels[name]) else suggest(name.lower(), [*accepted, "mask", "offsets", "positions"])
+        if name == "labels":
+            remedy = "every stratum has its own keyword" + "".join(f", {s}=..." for s in wanted[:2])
+        if name in leaves:
+            remedy = f"leave it out: every unmasked token is {an(name)}"
+        fibrations = ", ".join(f.name for f in h.fibrations)
+        shape = " → ".join(s.name for s in reversed(h.order)) if h.shape.is_chain else f"{{{fibrations}}}"
+        if not wanted and len(leaves) == 1 and not remedy and name not in MEANT:
+            only = ", ".join(s.name for s in h.order)
+            raise HierarchyIndexError(
+                f"no stratum '{name}'",
+                required=f"no labels: its only {'stratum is' if len(h.order) == 1 else 'strata are'} {only}",
+                remedy=f"leave {name}= out",
+            )
+        raise HierarchyIndexError(
+            f"unknown {'keyword' if name in MEANT else 'label'} '{name}'",
+            required=f"labels for {', '.join(wanted) or 'no stratum'}"
+            + (f", and masks for {', '.join(leaves)}" if len(leaves) > 1 else ""),
+            found=f"the hierarchy is {shape}"
+            + (f", with groups by {', '.join(s.name for s in h.groups)}" if h.groups else ""),
+            remedy=MEANT.get(name, remedy),
+        )
+
+
+# ---------------------------------------------------------------- positions
+
+POSITIONS = "positions"  # of `Operator.index`
+
+
+def read_positions(
+    given: Any, shape: tuple[int, ...], every: Spans, keep: NDArray[np.bool_] | None, token: Callable[[int], str]
+) -> Codes | None:
+    """The position of every unmasked token, from positions of all places. `every`: the unmasked tokens; `token`
+    describes one.
+    """
+    if given is None:
+        return None
+    array = to_numpy(given, f"the {POSITIONS}")
+    rule = f"whole numbers from 0, of the batch's shape {list(shape)}, that ascend along every row"
+    if array.shape != shape and (array.size or math.prod(shape)):
+        raise HierarchyIndexError(f"the {POSITIONS} have shape {list(array.shape)}", required=rule)
+    if array.size and array.dtype.kind not in "iu":
+        raise HierarchyIndexError(f"the {POSITIONS} have dtype {array.dtype}", required=rule)
+    mine = array.reshape(-1) if keep is None else array.reshape(-1)[keep]
+    wrong = (mine < 0) | (mine > LAST)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise HierarchyIndexError(f"{token(at)} has the position {mine[at]}", required=rule)
+    mine = mine.astype(np.int64)
+    falls = mine[1:] <= mine[:-1]
+    falls[every.before[1:-1] - 1] = False  # between two rows
+    if falls.any():
+        at = int(np.argmax(falls))
+        raise HierarchyIndexError(
+            f"{token(at)} has the position {mine[at]}, and {token(at + 1)} behind it {mine[at + 1]}",
+            required=rule,
+            found="a row whose tokens are not in the order in which they were sampled",
+            remedy=f"give every token its position in the whole sequence; {POSITIONS} may have gaps",
+        )
+    return mine
+
+
+def check_order(index: Index) -> None:
+    """Refuse elements whose tokens have no order although a formula reads one. The error names rows or tokens."""
+    for over, read in read_over(index.hierarchy).items():
+        scattered = index.in_several_rows(over)
+        if not scattered.any():
+            continue
+        if index.given_positions is None:
+            element = int(np.argmax(scattered))
+            rows = torch.cat([at[over_ == element] for over_, at in index.over_rows(over)]).unique()
+            found = " and ".join(index.describe_row(int(row)) for row in rows[:2])
+            raise unordered(read, index.describe_element(over, element), f"tokens in {found}")
+        _refuse_repeats(index, over)
+
+
+def read_over(h: Hierarchy) -> dict[str, Ordered]:
+    """The strata over which an order is read, each with one formula that reads it."""
+    return {str(a.over): a for a in h.ordered}
+
+
+def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
+    """The error for an element in several pieces without positions."""
+    return HierarchyIndexError(
+        f"{element} spans several rows or ranks, which gives its tokens no order",
+        required=f"{POSITIONS}=, of the batch's shape: the position of each token in its {read.over}",
+        found=f"{found}; {read} reads the order of tokens",
+        remedy=f"pass {POSITIONS}=..., numbered through all pieces of {an(str(read.over))}",
+    )
+
+
+def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> Codes:
+    """The `position_ranges` of this rank's tokens over elements that `several` ranks share: int64 [3, intervals].
+
+    `number`: the whole batch's number of each of this rank's elements.
+    """
+    leaves = local.leaves_over(over)
+    order, parent = local.sorted_by(over, leaves)
+    order = order[several[number[parent[order]]]]
+    keys = np.concatenate([local.keys_of(leaf) for leaf in leaves])
+    return position_ranges(number[parent[order]], keys[order])
+
+
+def _refuse_repeats(index: Index, over: str) -> None:
+    leaves = index.leaves_over(over)
+    keys = np.concatenate([index.keys_of(leaf) for leaf in leaves])
+    order, parent = index.sorted_by(over, leaves)
+    again = np.flatnonzero((keys[order][1:] == keys[order][:-1]) & (parent[order][1:] == parent[order][:-1]))
+    if len(again):
+        numbers = np.concatenate([index.token_numbers(leaf) for leaf in leaves])
+        one, other = sorted(int(numbers[i]) for i in order[again[0] : again[0] + 2])
+        element = index.describe_element(over, int(parent[order[again[0]]]))
+        raise HierarchyIndexError(
+            f"{index.describe_token(one)} and {index.describe_token(other)} both have the position "
+            f"{keys[order[again[0]]]} in {element}",
+            required=f"positions that differ between the tokens of {an(over)}",
+            remedy=f"number the tokens through all pieces of {an(over)}",
+        )

@@ -10,16 +10,18 @@ from numbers import Number
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, an, shown
-from fibration.language.atoms import Stratum
+from fibration.errors import HierarchyIndexError, an, shown, suggest
+from fibration.language.atoms import BATCH, Attribute, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.outline import whole_batch
 from fibration.language.strata import Shape
 from fibration.runtime.index.spans import Spans, place_of
 from fibration.runtime.sums import Codes
+from fibration.runtime.tracing import requires_grad
 
 Names = tuple[Hashable, ...]
 
@@ -58,11 +60,6 @@ class TokenPlaces:
         for leaf in self._leaves_over(stratum):
             result[self.spans[leaf].rows] = True
         return result
-
-    def first_token(self, row: int, stratum: str) -> int:
-        """The first token of a non-empty row that lies over an element of `stratum`."""
-        start = int(self.every.before[row])
-        return start + int(np.argmax(self.lies_over(stratum)[start:]))
 
     def token(self, token: int) -> str:
         return f"token {place_of(int(self.every.runs.place(np.array([token]))[0]), self.shape)}"
@@ -235,7 +232,10 @@ class Encoder:
             numbers: dict[Hashable, int] = dict.fromkeys(labels, 0)
         except TypeError:  # a label is not hashable
             numbers = {}
-        closer = not numbers or any(_is_doubtful(label, per_token) for label in numbers)
+        closer = not numbers or any(
+            label is None or label != label or (per_token and isinstance(label, Number) and label != abs(label))  # type: ignore[arg-type]
+            for label in numbers
+        )  # None, NaN, or of tokens a number that may equal a negative integer
         for i, label in enumerate(labels) if closer else ():
             error = self._error(name, label, int(needed[i]), where[i], per_token)
             if error is not None:
@@ -352,7 +352,8 @@ class Encoder:
             if len(wrong):
                 at, labels = int(here[wrong[0]]), list(numbers)
                 other = list(maps)[origin[at]]
-                token = self.places.first_token(at, source) if by_row else at
+                start = int(self.places.every.before[at]) if by_row else at
+                token = start + int(np.argmax(self.places.lies_over(source)[start:]))  # the row's first one over it
                 one = f"{name} {labels[codes[at]]!r} by way of {self._word(other, token, found)}"
                 two = f"{labels[mine[wrong[0]]]!r} by way of {self._word(source, token, found)}"
                 raise HierarchyIndexError(
@@ -454,11 +455,6 @@ def _to_list(value: Any) -> Any:
     return value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
 
 
-def _is_doubtful(label: Any, per_token: bool) -> bool:
-    """Whether a label may be refused: None, NaN, or of tokens a number that may equal a negative integer."""
-    return label is None or label != label or (per_token and isinstance(label, Number) and label != abs(label))  # type: ignore[arg-type]
-
-
 def renumbered(codes: Codes) -> tuple[Codes, Codes]:
     """Codes renumbered from 0 in order of first appearance (-1 stays), and the old code of each new one."""
     used, first = np.unique(codes[codes >= 0], return_index=True)
@@ -484,3 +480,145 @@ def _of_integers(labels: NDArray[Any]) -> tuple[Codes, Names]:
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
     return number[inverse], tuple(labels[first[order]].tolist())
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def attribute_values(
+    attribute: Attribute, given: Mapping[str, Any], encoded: Encoded, size: int, spread: bool, keyed: bool
+) -> NDArray[np.float64]:
+    """One number for each of the `size` elements of the attribute's stratum on this rank.
+
+    `spread`: the batch is over ranks. `keyed`: rows have names from the caller.
+    """
+    places, stratum, what = encoded.places, attribute.on.name, f"attribute '{attribute.name}'"
+    rows, is_of_tokens = places.hierarchy.rows.name, stratum in places.spans
+    names = {} if is_of_tokens else encoded.names
+    if attribute.name not in given:
+        known = tuple(places.hierarchy.attributes)
+        unknown = next((name for name in given if name not in known), None)
+        raise HierarchyIndexError(
+            f"{what} is missing",
+            required=f"attributes={{'{attribute.name}': one number per {stratum}}}",
+            found="" if unknown is None else f"{unknown!r}, which the hierarchy does not read",
+            remedy="" if unknown is None else suggest(str(unknown), known),
+        )
+    value = given[attribute.name]
+    if torch.is_grad_enabled() and requires_grad(value):
+        raise HierarchyIndexError(
+            f"{what} requires grad",
+            required="numbers: an index has no gradient",
+            remedy="pass its .detach()",
+        )
+    if isinstance(value, Mapping):
+        if spread and stratum == rows and not keyed:
+            raise HierarchyIndexError(
+                f"{what} is a mapping from row numbers, which ranks do not have for the whole batch",
+                required=f"one number per row of this rank: [{places.n_rows}]",
+                remedy=f"pass {stratum}=keys to name the rows, and a mapping from these names",
+            )
+        lacking = [n for n in names.get(stratum, ()) if n not in value]
+        if lacking or stratum not in names:
+            if is_of_tokens:
+                raise HierarchyIndexError(
+                    f"{what} is a mapping, and {stratum} elements have no labels",
+                    required=f"one number per token: an array of the shape {list(places.shape)}",
+                )
+            raise HierarchyIndexError(
+                f"{what} has no value for {stratum} {lacking[:1]}", required=f"a value for every {stratum}"
+            )
+        array = _numbers([value[n] for n in names[stratum]], what)
+    else:
+        array = _numbers(to_numpy(value, what), what)
+        if is_of_tokens and array.shape == places.shape:
+            array = array.reshape(-1)[places.spans[stratum].runs.places()]
+        elif stratum == rows and array.shape == (places.n_rows,):
+            array = _of_pieces(attribute, array[places.row_numbers], encoded)
+        elif array.ndim == 0:
+            array = np.full(size, float(array))
+        elif spread and not is_of_tokens and stratum != BATCH:
+            raise HierarchyIndexError(
+                f"{what} is given in the order of {stratum} elements, which ranks do not have for the whole batch",
+                required=f"one number, or a mapping from labels: {{{stratum}: number}}"
+                + (f", or one per row of this rank, [{places.n_rows}]" if stratum == rows else ""),
+                remedy=f"pass {{label: number}} for the {stratum} labels of this rank",
+            )
+        elif array.shape != (size,):
+            as_tokens = f", or {list(places.shape)} as the tokens" if is_of_tokens else ""
+            repeat = f"repeat each number at the tokens of its {rows}, or declare the attribute on={rows}"
+            raise HierarchyIndexError(
+                f"{what} has shape {list(array.shape)}",
+                required=f"one number per {stratum}: [{size}]{as_tokens}",
+                remedy=repeat if is_of_tokens and array.shape == (places.n_rows,) else "",
+            )
+    bad = ~np.isfinite(array) | attribute.is_outside(array)
+    if bad.any():
+        i = int(np.argmax(bad))
+        label = names[stratum][i] if stratum in names else i
+        raise HierarchyIndexError(
+            f"{what} of {stratum} {label!r} is {array[i]:g}",
+            required=f"a finite number{_in_range(attribute)}",
+            remedy=_out_of_range(attribute),
+        )
+    return array
+
+
+def _of_pieces(attribute: Attribute, array: NDArray[Any], encoded: Encoded) -> NDArray[np.float64]:
+    """One number per row element, from one per non-empty row of the tensors; rows of one key must agree."""
+    rows = encoded.places.hierarchy.rows.name
+    pieces, names = encoded.per_row[rows], encoded.names[rows]
+    found = np.empty(len(names))
+    found[pieces] = array
+    wrong = np.flatnonzero((found[pieces] != array) & ~np.isnan(array))
+    if len(wrong):
+        element = pieces[wrong[0]]
+        raise HierarchyIndexError(
+            f"attribute '{attribute.name}' of {rows} {names[element]!r} has two values",
+            required=f"one number for all rows of one {rows}",
+            found=f"{array[wrong[0]]:.17g} and {found[element]:.17g}",
+            remedy=f"give all pieces of {an(rows)} the same number",
+        )
+    return found
+
+
+def _in_range(attribute: Attribute) -> str:
+    bounded = attribute.lower is not None or attribute.upper is not None
+    return f" in {attribute.range}" if bounded else " above 0" if attribute.positive else ""
+
+
+def _out_of_range(attribute: Attribute) -> str:
+    if attribute.lower is not None or attribute.upper is not None:
+        return "proofs assume this range: give values inside it, or declare another range"
+    if attribute.positive:
+        return "proofs assume positive values; declare positive=False to drop the assumption"
+    return ""
+
+
+def to_numpy(value: Any, what: str) -> NDArray[Any]:
+    if isinstance(value, Tensor):
+        if value.is_nested or value.layout != torch.strided:
+            kind = "a nested tensor" if value.is_nested else f"a tensor of the layout {value.layout}"
+            remedy = "x.to_padded_tensor(0) for padded rows, or x.values() and x.offsets() for packed ones"
+            raise HierarchyIndexError(
+                f"{what}: {kind}", required="a dense tensor", remedy=remedy if value.is_nested else "x.to_dense()"
+            )
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # type: ignore[no-any-return]
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise HierarchyIndexError(
+            f"{what}: rows of several lengths", required="rows of one length, or offsets"
+        ) from None
+
+
+def _numbers(values: Any, what: str) -> NDArray[np.float64]:
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise HierarchyIndexError(
+            f"{what} has values that are not numbers",
+            required="real numbers, which convert to float64",
+            found=shown(values),
+        ) from None

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, an, located, shown
+from fibration.errors import BatchError, HierarchyIndexError, an, located, shown
 from fibration.language.atoms import BATCH, Attribute
-from fibration.runtime.index.attributes import to_numpy
+from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.build import Builder
-from fibration.runtime.index.elements import once
-from fibration.runtime.index.index import Index
-from fibration.runtime.index.labels import Encoded, Names, TokenPlaces, renumbered
+from fibration.runtime.index.index import Index, once
+from fibration.runtime.index.labels import Encoded, Names, TokenPlaces, renumbered, to_numpy
 from fibration.runtime.index.spans import spread_out
 from fibration.runtime.sums import Codes
 
@@ -97,7 +95,9 @@ def micro_index(whole: Index, rows: Any) -> MicroIndex:
             builder = Builder(h, keep.reshape(len(chosen), whole.shape[1]), None, whole.device, spread=True)
         else:
             builder = Builder(h, keep, bounds, whole.device, spread=True)
-        of = {leaf: _marked(numbers.places(), len(whole.every)) for leaf, numbers in whole.numbers.items()}
+        of = {leaf: np.zeros(len(whole.every), np.bool_) for leaf in whole.numbers}
+        for leaf, numbers in whole.numbers.items():
+            of[leaf][numbers.places()] = True
         places = builder.places({leaf: is_of[tokens] for leaf, is_of in of.items()})
         encoded, elements, named = _taken(whole, places, mine, tokens)
         elements |= {leaf: (np.cumsum(is_of) - 1)[tokens[is_of[tokens]]] for leaf, is_of in of.items()}
@@ -152,12 +152,6 @@ def _sliced(rows: slice, n_rows: int) -> Codes:
     outside = begin is not None and not 0 <= begin <= n_rows
     if outside or (not len(found) and n_rows and (begin or 0) != (n_rows if end is None else end)):
         raise HierarchyIndexError(f"rows are {shown(rows)}, and the index has {n_rows}", required=rule)
-    return found
-
-
-def _marked(places: Codes, size: int) -> NDArray[np.bool_]:
-    found = np.zeros(size, np.bool_)
-    found[places] = True
     return found
 
 
@@ -250,3 +244,40 @@ def _check_closed(found: Index, whole: Index, elements: Mapping[str, Codes]) -> 
                     required=f"all of them: '{h.name}' couples the {part} of a {where}",
                     remedy=f"{first}compute op.coefficients(...) of the whole step once, and slice its values",
                 )
+
+
+def coupled_rows(index: Index, rows: Tensor) -> Tensor:
+    """The rows whose log-probs the coefficients of `rows` read, themselves included: bool `[B]`.
+
+    `rows`: bool `[B]`. On this rank alone: an element over which the loss couples rows must not have tokens elsewhere.
+    """
+    found = rows.clone()
+    places = [(leaf, stratum) for stratum in index.coupling.strata for leaf in index.leaves_over(stratum)]
+    of_tokens = {leaf: index.row_tensor()[index.rows_of_tokens(leaf)] for leaf, _ in places}
+    while True:
+        before = found.clone()
+        for leaf, stratum in places:
+            parent = index.parent(leaf, stratum)
+            size = 1 if stratum == BATCH else index.size[stratum]
+            reached = torch.zeros(size, dtype=torch.int64, device=index.device)
+            reached.index_add_(0, parent, found[of_tokens[leaf]].long())
+            found[of_tokens[leaf][reached[parent] > 0]] = True
+        if torch.equal(found, before):
+            return found
+
+
+# What needs a whole step, and what to do instead; all other calls take the index of the whole step.
+INSTEAD = {
+    "metrics": "at the end of the step, op.coefficients(...) with the log-probs of all rows and the step's index",
+    "rewards": "advantages = op.advantages(rewards, index) of the whole step, then advantages[rows]",
+    "live rows": "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may "
+    "decide",
+}
+
+
+def of_whole_step(h: Hierarchy, what: str) -> BatchError:
+    return BatchError(
+        f"{what} of a micro-batch of '{h.name}'",
+        required="the whole step: an element may have tokens in several micro-batches",
+        remedy=INSTEAD.get(what, "call it with the index of the whole step"),
+    )

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import BATCH, Stratum
+from fibration.runtime.index.assumed import Measure
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.mass_on_batch import Measure
 from fibration.runtime.sums import Codes, Vector
 
 Matrix = NDArray[np.float64]

@@ -117,14 +117,6 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Members:
-    """The elements over target `b`: `order[offsets[b]:offsets[b + 1]]`. `order` None: elements are sorted by target."""
-
-    order: Tensor | None  # int64 [source]
-    offsets: Tensor  # int64 [target + 1]
-
-
-@dataclass(frozen=True)
 class Ordering:
     """The elements of several strata over target `b`, in order: `order[offsets[b]:offsets[b + 1]]`.
 

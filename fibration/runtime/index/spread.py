@@ -6,7 +6,7 @@ rank computes the same `WholeBatch` (`runtime/ranks/merge.py`), and maps its tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -19,18 +19,21 @@ from torch import Tensor
 from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy, fingerprint
-from fibration.runtime.index.build import Builder, finished
+from fibration.runtime.index.build import (
+    POSITIONS,
+    Builder,
+    check_order,
+    finished,
+    read_over,
+    refuse_others,
+    runs_of,
+    unordered,
+)
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.keywords import refuse_others
 from fibration.runtime.index.labels import Encoded, nothing_over
-from fibration.runtime.index.positions import KEYWORD as POSITIONS
-from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import ALONE, Group, as_group, is_group
-from fibration.runtime.ranks.labels import digests
-from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch
-from fibration.runtime.ranks.pieces import Pieces
-from fibration.runtime.ranks.shards import RankElements, Shards
+from fibration.runtime.ranks.group import ALONE, Group, agreed, as_group, is_group
+from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch, keys_of
+from fibration.runtime.ranks.shards import Pieces, RankElements, Shards
 from fibration.runtime.sums import Codes
 
 GROUP = "group"  # the keyword for ranks in `Operator.index`
@@ -57,28 +60,37 @@ def ranks_or_labels(
     return as_group(given), labels
 
 
-def build_spread_index(
+def build_index(
     hierarchy: Hierarchy,
-    group: Group,
     labels: Mapping[str, Any],
     mask: Any = None,
     offsets: Any = None,
     attributes: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
     positions: Any = None,
+    group: Group | None = None,
 ) -> Index:
     """See `Operator.index`. Every rank of the group must call it; an error on one rank is raised on all."""
     here = f"index of '{hierarchy.name}'"
+
+    def built(on: torch.device | None) -> tuple[Builder, Index]:
+        refuse_others(hierarchy, labels)
+        builder = Builder(hierarchy, mask, offsets, device, spread=group is not None)
+        index = builder.build(labels, attributes, on or builder.device, positions)
+        check_order(index)
+        return builder, index
+
+    if group is None:
+        with located(here):
+            _, index = built(None)
+        return finished(index)
     with agreed(group, "op.index") as said:
         said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
         keyed = labels.get(hierarchy.rows.name) is not None
         said["keys for the rows"] = "given" if keyed else "not given"
         said[POSITIONS] = "not given" if positions is None else "given"
         with located(here):
-            refuse_others(hierarchy, labels)
-            builder = Builder(hierarchy, mask, offsets, device, spread=True)
-            local = builder.build(labels, attributes, torch.device("cpu"), positions)
-            check_order(local)
+            builder, local = built(torch.device("cpu"))
             shard = _shard(local, builder.encoded, keyed)
     shards = group.all_gather_object(shard, "op.index")
     with located(here):
@@ -109,7 +121,7 @@ def _shard(local: Index, encoded: Encoded, keyed: bool) -> Shard:
         cut=len(np.unique(pieces)) < len(pieces),
         tokens={leaf: local.size[leaf] for leaf in local.leaves},
         labels=labels,
-        digests={s: digests(s, labels[s]) for s in labels if keyed or s != rows},
+        keys={s: keys_of(s, labels[s]) for s in labels if keyed or s != rows},
         kinds=encoded.kinds,
         parents={edge: parent.numpy() for edge, parent in local.edges.items() if edge[0] not in local.leaves},
         counts={edge: local.count(*edge).long().numpy() for edge in direct},
@@ -163,6 +175,11 @@ def _joined(group: Group, local: Index, whole: WholeBatch, pieces: Mapping[str, 
     for edge, mine in local.edges.items():
         below = whole.numbers[edge[1]][group.rank]
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
+    rank_elements = {}
+    for stratum, numbers in whole.numbers.items():
+        here = [np.sort(whole.elements_on(stratum, rank)) for rank in range(len(numbers))]
+        elements = move(np.concatenate(here)).split([len(n) for n in here])
+        rank_elements[stratum] = RankElements(elements, whole.size(stratum))
     labels = {s: whole.labels[s] for s in local.labels}
     counts = {edge: move(counts).double() for edge, counts in whole.counts.items()}
     counts |= {(leaf, BATCH): move(np.array([n])).double() for leaf, n in whole.tokens.items()}
@@ -170,7 +187,7 @@ def _joined(group: Group, local: Index, whole: WholeBatch, pieces: Mapping[str, 
         group=group,
         cut=whole.cut,
         tokens=sum(whole.tokens.values()),
-        rank_elements=_rank_elements(whole, move),
+        rank_elements=rank_elements,
         labels=labels,
         structure=_structure(whole, pieces),
         most={leaf: max(p.tokens[leaf] for p in whole.shards) for leaf in whole.tokens},
@@ -202,12 +219,3 @@ def _structure(whole: WholeBatch, pieces: Mapping[str, Pieces]) -> str:
     for what, numbers in known.items():
         found.update(f"{what} {len(numbers)}".encode() + np.ascontiguousarray(numbers, np.int64).tobytes())
     return found.hexdigest()
-
-
-def _rank_elements(whole: WholeBatch, move: Callable[[Codes], Tensor]) -> dict[str, RankElements]:
-    result = {}
-    for stratum, numbers in whole.numbers.items():
-        here = [np.sort(whole.elements_on(stratum, rank)) for rank in range(len(numbers))]
-        elements = move(np.concatenate(here)).split([len(n) for n in here])
-        result[stratum] = RankElements(elements, whole.size(stratum))
-    return result

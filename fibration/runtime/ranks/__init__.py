@@ -5,7 +5,7 @@ coarser stratum, the elements of which each rank has tokens. `Shards` (shards.py
 runs a plan's collectives. Each rank sends its `Shard`, and computes the same `WholeBatch` from all of them (merge.py).
 An index (index/spread.py) has one rank's tokens and the `Shards`.
 
-Ranks communicate in a fixed order: first 16 bytes (agreement.py), after which all continue or all raise; then an
+Ranks communicate in a fixed order: first 16 bytes (`agreed`), after which all continue or all raise; then an
 object, for an index or an error; then one tensor per collective of the plan. `Spread` (compiler/plan.py) says at
 compile time whether rows are whole or cut.
 """

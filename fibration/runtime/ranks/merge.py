@@ -1,20 +1,28 @@
 """The shards of all ranks → the whole batch, computed by each rank.
 
-All ranks have the same shards, so all find the same errors, in the same words.
+All ranks have the same shards, so all find the same errors, in the same words. Labels meet by canonical bytes, which
+are equal in every process, as Python's `hash` of a string is not. Equal labels have the same ones: `1`, `True`, `1.0`
+and `np.int64(1)` are one label, and `"1"` is another, as in a dictionary. Labels that are equal only to themselves, in
+one process, have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fibration.compiler.spread import TOKENS as MOST
-from fibration.errors import HierarchyIndexError, an, listed
+from fibration.errors import HierarchyIndexError, an, listed, shown
 from fibration.language.atoms import BATCH
-from fibration.runtime.ranks.labels import Digests, collision
 from fibration.runtime.sums import Codes, Sums, Vector
 
 Edge = tuple[str, str]
@@ -30,7 +38,7 @@ class Shard:
     cut: bool  # whether one row spans several tensor rows
     tokens: Mapping[str, int]  # per leaf
     labels: Mapping[str, Sequence[Hashable]]  # per labelled stratum, and of the rows
-    digests: Mapping[str, Digests]  # hashes of the caller's labels
+    keys: Mapping[str, Sequence[bytes]]  # canonical bytes of the caller's labels
     kinds: Mapping[str, str]  # "row" or "token": whether labels were given per row or per token, if it matters
     parents: Mapping[Edge, Codes]  # between coarser strata; NOWHERE if no token here tells
     counts: Mapping[Edge, Codes]  # tokens of each element directly under a leaf
@@ -44,7 +52,7 @@ class Shard:
 class WholeBatch:
     """The whole batch, with one numbering of its elements.
 
-    Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the hash of
+    Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the bytes of
     their labels, so that the distribution over ranks does not matter. Raises HierarchyIndexError naming two ranks that
     disagree.
     """
@@ -52,7 +60,7 @@ class WholeBatch:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.rows = shards[0].rows
-        self.keyed = self.rows in shards[0].digests
+        self.keyed = self.rows in shards[0].keys
         if not any(n for p in shards for n in p.tokens.values()):
             raise HierarchyIndexError(
                 "the batch is empty",
@@ -99,29 +107,22 @@ class WholeBatch:
     def _labels(self, stratum: str) -> tuple[tuple[Hashable, ...], Codes]:
         """The labels of the whole batch, and the number of each label of each rank, rank after rank."""
         names = [label for p in self.shards for label in p.labels[stratum]]
-        if stratum not in self.shards[0].digests:  # rows without keys are named by number
+        if stratum not in self.shards[0].keys:  # rows without keys are named by number
             before = np.cumsum([0, *(p.n_rows for p in self.shards)])
             rows = (n + int(b) for b, p in zip(before, self.shards, strict=False) for n in p.labels[stratum])  # type: ignore[operator]
             return tuple(rows), np.arange(len(names))
-        found = np.concatenate([p.digests[stratum] for p in self.shards])
-        _, first, number = np.unique(found, return_index=True, return_inverse=True)
-        if not self.keyed:
-            order = np.argsort(first)
-            first, number = first[order], np.argsort(order)[number]
-        for i in np.flatnonzero(first[number] != np.arange(len(names))).tolist():
-            one, other = int(first[number[i]]), i
-            if names[one] != names[other]:
-                raise collision(stratum, *(f"{names[k]!r} on rank {self._rank(stratum, k)}" for k in (one, other)))
-        return tuple(names[i] for i in first), number
-
-    def _rank(self, stratum: str, place: int) -> int:
-        """The rank of a label, by its place among the labels of all ranks."""
-        return int(np.searchsorted(np.cumsum([len(p.labels[stratum]) for p in self.shards]), place, side="right"))
+        first: dict[bytes, int] = {}
+        found = [key for p in self.shards for key in p.keys[stratum]]
+        for i, key in enumerate(found):
+            first.setdefault(key, i)
+        order = sorted(first) if self.keyed else list(first)
+        number = {key: i for i, key in enumerate(order)}
+        return tuple(names[first[key]] for key in order), np.array([number[key] for key in found], np.int64)
 
     def _name(self, stratum: str, rank: int, element: int) -> str:
         """An element as its rank names it."""
         label = self.shards[rank].labels[stratum][element]
-        return f"{label!r} on rank {rank}" if stratum in self.shards[0].digests else f"row {label!r} of rank {rank}"
+        return f"{label!r} on rank {rank}" if stratum in self.shards[0].keys else f"row {label!r} of rank {rank}"
 
     # ------------------------------------------------------------ values that must agree
 
@@ -244,3 +245,93 @@ class WholeBatch:
             mine = np.where(mine == STRADDLES, STRADDLES, np.append(rows, NOWHERE)[mine])
             inside[number] = np.where((inside[number] == NOWHERE) | (inside[number] == mine), mine, STRADDLES)
         return inside
+
+
+# ---------------------------------------------------------------- labels
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+REQUIRED = "labels that mean the same in every process: numbers, text, bytes, dates, UUIDs, enums, tuples of them"
+
+
+def keys_of(stratum: str, labels: Sequence[Hashable]) -> list[bytes]:
+    """The canonical bytes of every label. Raises HierarchyIndexError for a label without them."""
+    try:
+        return list(map(canonical, labels))
+    except _Unknown as error:
+        raise HierarchyIndexError(
+            f"the label {shown(error.args[0])} for '{stratum}' has no meaning on other ranks",
+            required=REQUIRED,
+            found=error.args[1],
+            remedy="give it a name, for example its number in the dataset or str(label)",
+        ) from None
+
+
+def canonical(label: Any) -> bytes:
+    """The same bytes for equal labels, and different bytes for others."""
+    kind = type(label)
+    if kind not in _FOUND:
+        _FOUND[kind] = _writer(kind)
+    write = _FOUND[kind]
+    if write is None:
+        raise _Unknown(label, f"an object of {kind.__qualname__}")
+    return write(label)
+
+
+class _Unknown(Exception):
+    """A label without canonical bytes, and the reason."""
+
+
+def _number(value: Any) -> bytes:
+    if value.imag:
+        return b"c" + _joined([_number(value.real), _number(value.imag)])
+    try:
+        above, below = value.real.as_integer_ratio()
+    except OverflowError:
+        return b"n+inf" if value > 0 else b"n-inf"
+    except ValueError:
+        raise _Unknown(value, "a number that does not equal itself") from None
+    return b"n%x" % above if below == 1 else b"n%x/%x" % (above, below)
+
+
+def _moment(value: datetime) -> bytes:
+    value = value.replace(fold=0)  # as in Python's hash
+    if value.utcoffset() is None:
+        return b"t" + value.replace(tzinfo=None).isoformat().encode()
+    return b"z%d" % ((value - EPOCH) // timedelta(microseconds=1))
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
+
+
+_WRITERS: dict[type, Callable[[Any], bytes]] = {
+    str: lambda value: b"s" + value.encode("utf-8", "surrogatepass"),
+    int: lambda value: b"n%x" % value,
+    float: _number,
+    complex: _number,
+    Fraction: _number,
+    Decimal: _number,
+    bytes: lambda value: b"b" + value,
+    tuple: lambda value: b"(" + _joined(map(canonical, value)),
+    frozenset: lambda value: b"{" + _joined(sorted(map(canonical, value))),
+    UUID: lambda value: b"u" + value.bytes,
+    datetime: _moment,
+    date: lambda value: b"d" + value.isoformat().encode(),
+    type(None): lambda value: b"0",
+}
+_FOUND: dict[type, Callable[[Any], bytes] | None] = dict(_WRITERS)
+
+
+def _writer(kind: type) -> Callable[[Any], bytes] | None:
+    """The function that writes labels of a type, by the type's own equality: a `StrEnum` is a string, an `Enum` is
+    not.
+    """
+    for known, write in _WRITERS.items():
+        if issubclass(kind, known) and (kind.__eq__, kind.__hash__) == (known.__eq__, known.__hash__):
+            return write
+    if issubclass(kind, Enum) and (kind.__eq__, kind.__hash__) == (object.__eq__, Enum.__hash__):
+        called = _joined([kind.__module__.encode(), kind.__qualname__.encode()])
+        return lambda value: b"e" + called + value.name.encode()
+    if issubclass(kind, np.str_ | np.bytes_ | np.bool_ | np.integer | np.floating | np.complexfloating):
+        return _number if issubclass(kind, np.inexact) else lambda value: canonical(value.item())
+    return None

@@ -2,8 +2,8 @@
 
 A combined vector has the same bits on each rank, wherever tokens lie. There is one all-gather per stage. A rank sends
 numbers for the elements of which it has tokens, so the traffic grows with rows and coarser elements, not with tokens.
-Quantiles over elements in pieces are the exception: ranks send token values. Nothing is read back from a device, and no
-floats are added.
+Quantiles and ordered sums over elements on several ranks are the exception: ranks send token values. Nothing is read
+back from a device, and no floats are added.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from torch.nn.functional import pad
 from fibration.compiler.arguments import GIVEN
 from fibration.compiler.ir import Input, Node, Quantile, Scan
 from fibration.compiler.plan import Collective
-from fibration.errors import RanksError, an, listed
+from fibration.errors import HierarchyIndexError, RanksError, an, listed
 from fibration.runtime import devices
 from fibration.runtime.quantiles import quantile
-from fibration.runtime.ranks.agreement import agree
-from fibration.runtime.ranks.group import Group
-from fibration.runtime.ranks.pieces import Carries, Elements, Pieces
+from fibration.runtime.ranks.group import Group, agree
+from fibration.runtime.scans import Order, ordered, scan
 from fibration.runtime.sums import Codes, Sums, sum_of_multiples
 
 Edge = tuple[str, str]
@@ -99,19 +98,10 @@ class Shards:
             total = total.plus(sums.over(cells, mine.size))
         return total
 
-    def unite(self, mine: Codes, what: str) -> Codes:
-        """The distinct numbers of all ranks, ascending. All ranks call it."""
-        return np.unique(np.concatenate(self.group.all_gather_object(mine, what)))
-
-    def collect(
-        self,
-        stage: Collective,
-        values: Mapping[Node, Tensor],
-        index: Elements | None = None,
-    ) -> dict[Node, Tensor]:
+    def collect(self, stage: Collective, values: Mapping[Node, Tensor], index: Any = None) -> dict[Node, Tensor]:
         """The values of a stage in the whole batch, float64 [elements] each, from this rank's `values`.
 
-        `index` has the elements and the order of this rank's tokens, for quantiles and ordered sums.
+        `index`: of this rank, for quantiles and ordered sums.
 
         A sum is NaN if a rank's part is not finite or exceeds 2^53 units. If ranks disagree on the value of an
         element, every rank raises RanksError; on a GPU the value is NaN instead.
@@ -120,23 +110,18 @@ class Shards:
         mine = [self._mine(values[node], self.rank_elements[node.stratum]) for node in (*stage.whole, *stage.parts)]
         for q in stage.quantiles:
             for v in q.values:
-                assert index is not None
                 mine += self._tokens(values[v], index.parent(v.stratum, q.target), v.stratum)
-        inside: dict[Scan, Tensor] = {}
-        for s in stage.scans:
-            assert index is not None
-            inside[s], left = self._carries(s, index).within(s, _joined(s, values, index), values[s.discount])
-            mine.append(pad(left, (0, self._pieces(s) - len(left))))
+        given = {s: torch.cat([values[v].expand(index.size[v.stratum]) for v in s.values]) for s in stage.scans}
+        mine += [self._shared(s, index).sent(x) for s, x in given.items() if s.target in self.pieces]
         gathered = self._exchanged(stage, torch.cat([fine, *mine]))
         self._met.append(stage)
         if devices.can_sync(gathered.device) and bool(gathered[:, 0].isnan().any()):
             raise _FailedElsewhere
         result: dict[Node, Tensor] = {}
-        at = 1
+        parts, failed = iter(gathered[:, 1:].split(self._widths(stage), dim=1)), gathered[:, 0].sum()  # 0 or NaN
         for node in (*stage.whole, *stage.parts):
             rank_elements = self.rank_elements[node.stratum]
-            known = gathered[:, at : at + rank_elements.most].reshape(-1)[rank_elements.places]
-            at += rank_elements.most
+            known = next(parts).reshape(-1)[rank_elements.places]
             if node in stage.units:
                 result[node] = sum_of_multiples(known, rank_elements.element, rank_elements.size, stage.units[node])  # type: ignore[index]
             elif node in stage.parts:
@@ -145,17 +130,13 @@ class Shards:
                 word = GIVEN.get(node.kind, "values") if isinstance(node, Input) else "values"
                 result[node] = self._agreed(known, rank_elements, node.stratum, word)
         for q in stage.quantiles:
-            sizes = [n for v in q.values for n in [self.most[v.stratum]] * 2]
-            parts = gathered[:, at : at + sum(sizes)].split(sizes, dim=1)
-            at += sum(sizes)
-            result[q] = self._quantile(q, parts, values[q.level]) + gathered[:, 0].sum()  # NaN if a rank failed
-        for s, sums in inside.items():
-            assert index is not None
-            carries = self._carries(s, index)
-            left = gathered[:, at : at + self._pieces(s)].reshape(-1)[carries.places]
-            at += self._pieces(s)
-            whole = carries.carried(s, sums, left, values[s.discount]) + gathered[:, 0].sum()
-            result[s] = whole.split([index.size[of] for of in s.sources])[s.sources.index(s.into)]
+            of_tokens = [next(parts) for _ in range(2 * len(q.values))]
+            result[q] = self._quantile(q, of_tokens, values[q.level]) + failed
+        for s, x in given.items():
+            sums = scan([x], [len(x)], 0, index.order(s.order, ordered), values[s.discount], s.forward)
+            if s.target in self.pieces:
+                sums = self._shared(s, index).summed(next(parts), sums, values[s.discount], s.forward)
+            result[s] = (sums + failed).split([index.size[of] for of in s.sources])[s.sources.index(s.into)]
         return result
 
     def run(self, what: str, stages: Sequence[Collective], work: Callable[[], T], device: torch.device) -> T:
@@ -173,13 +154,17 @@ class Shards:
             raise
         except Exception as error:
             for stage in stages[len(self._met) :]:
-                numbers = 1 + sum(self.rank_elements[node.stratum].most for node in (*stage.whole, *stage.parts))
-                numbers += sum(2 * self.most[leaf] for q in stage.quantiles for leaf in q.sources)
-                numbers += sum(map(self._pieces, stage.scans))
+                numbers = 1 + sum(self._widths(stage))
                 self._exchanged(stage, torch.full((numbers,), torch.nan, dtype=torch.float64, device=device))
                 if devices.can_sync(device):
                     agree(self.group, what, {}, error)
             raise
+
+    def _widths(self, stage: Collective) -> list[int]:
+        """How many numbers every rank sends for each vector of a stage."""
+        found = [self.rank_elements[node.stratum].most for node in (*stage.whole, *stage.parts)]
+        found += [self.most[leaf] for q in stage.quantiles for leaf in q.sources for _ in range(2)]
+        return found + [self.pieces[s.target].most for s in stage.scans if s.target in self.pieces]
 
     def _exchanged(self, stage: Collective, sent: Tensor) -> Tensor:
         """The numbers of every rank, whose first is 0, or NaN if the rank failed: float64 [ranks, numbers]."""
@@ -195,15 +180,12 @@ class Shards:
         room = self.most[leaf] - len(parent)
         return [pad(values.expand(parent.shape), (0, room)), pad(parent.double(), (0, room), value=float(NOWHERE))]
 
-    def _pieces(self, node: Scan) -> int:
-        """The number of carries that every rank sends for an ordered sum: the most pieces that one rank has."""
-        return self.pieces[node.target].most if node.target in self.pieces else 0
-
-    def _carries(self, node: Scan, index: Elements) -> Carries:
-        def made() -> Carries:
-            return Carries.of(node.order, index, self.pieces.get(node.target), self.group.rank)
-
-        return index.kept(("carries", *node.order), made)
+    def _shared(self, node: Scan, index: Any) -> Shared:
+        pieces, rank = self.pieces[node.target], self.group.rank
+        found: Shared = index.kept(
+            ("shared", *node.order), lambda: Shared.of(index.sequence(*node.order), pieces, rank, index.device)
+        )
+        return found
 
     def _quantile(self, node: Quantile, parts: Sequence[Tensor], level: Tensor) -> Tensor:
         """The quantile over the tokens of all ranks; `parts`: per leaf values and elements, [ranks, most]."""
@@ -240,11 +222,97 @@ class Shards:
         return torch.where(differs, torch.nan, high)
 
 
-def _joined(node: Scan, values: Mapping[Node, Tensor], index: Elements) -> Tensor:
-    """The values of all strata of one order, concatenated."""
-    return torch.cat([values[v].expand(index.size[v.stratum]) for v in node.values])
-
-
 def _extreme(known: Tensor, rank_elements: RankElements, reduce: str) -> Tensor:
     worst = -torch.inf if reduce == "amax" else torch.inf
     return known.new_full((rank_elements.size,), worst).scatter_reduce_(0, rank_elements.element, known, reduce)
+
+
+# ---------------------------------------------------------------- order of tokens in elements that several ranks share
+
+
+def position_ranges(element: Codes, position: Codes) -> Codes:
+    """The position intervals of tokens that are sorted by element and position, `[tokens]` each: int64 [3, intervals].
+
+    The rows are the element, the first position, and the number of tokens.
+    """
+    follows = (element[1:] == element[:-1]) & (position[1:] == position[:-1] + 1)
+    first = np.flatnonzero(np.append(True, ~follows)[: len(element)])
+    return np.stack([element[first], position[first], np.diff(np.append(first, len(element)))])
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Intervals of one rank's tokens within an element, by element and in order: [pieces] each."""
+
+    element: Codes
+    rank: Codes
+    size: Codes
+
+    @staticmethod
+    def of(said: Sequence[Codes], over: str, describe: Callable[[int], str]) -> Pieces:
+        """From the `position_ranges` of all ranks.
+
+        HierarchyIndexError names a position that two ranks have in one element.
+        """
+        element, start, size = np.concatenate(said, axis=1)
+        rank = np.repeat(np.arange(len(said)), [ranges.shape[1] for ranges in said])
+        order = np.lexsort((start, element))
+        element, start, size, rank = element[order], start[order], size[order], rank[order]
+        again = np.flatnonzero((element[1:] == element[:-1]) & (start[1:] < start[:-1] + size[:-1]))
+        if len(again):
+            i = int(again[0])
+            raise HierarchyIndexError(
+                f"two tokens of {describe(int(element[i]))} have the position {start[i + 1]}",
+                required=f"positions that differ between the tokens of {an(over)}, on all ranks together",
+                found=f"one on rank {min(rank[i : i + 2])}, and one on rank {max(rank[i : i + 2])}",
+                remedy=f"number the tokens through all pieces of {an(over)}",
+            )
+        return Pieces(element, rank, size)
+
+    @cached_property
+    def most(self) -> int:
+        """The most tokens that one rank has in them; every rank sends so many numbers."""
+        return int(np.bincount(self.rank, self.size).max(initial=0))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The tokens of elements that several ranks have, in one order. Each rank sends its own, sorted by element and
+    position.
+    """
+
+    most: int
+    mine: Tensor  # int64: this rank's, among the tokens of all leaves of the order
+    places: Tensor  # int64 [tokens]: the place of each among all sent numbers, in order
+    own: Tensor  # int64: which of them are this rank's
+    order: Order
+
+    @staticmethod
+    def of(found: Any, pieces: Pieces, rank: int, device: torch.device) -> Shared:
+        """`found`: the order of this rank's tokens over every element, an `Ordering`."""
+        offsets = found.offsets.cpu().numpy()
+        element = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        mine = torch.from_numpy(np.isin(element, pieces.element).nonzero()[0]).to(device)
+        of_rank = np.repeat(pieces.rank, pieces.size)
+        places = np.empty(len(of_rank), np.int64)
+        for r, count in enumerate(np.bincount(of_rank)):
+            places[of_rank == r] = r * pieces.most + np.arange(count)
+        sizes = np.bincount(np.unique(pieces.element, return_inverse=True)[1], pieces.size).astype(np.int64)
+        bounds = torch.from_numpy(np.append(0, np.cumsum(sizes))).to(device)
+        return Shared(
+            most=pieces.most,
+            mine=mine if found.order is None else found.order[mine],
+            places=torch.from_numpy(places).to(device),
+            own=torch.from_numpy(np.flatnonzero(of_rank == rank)).to(device),
+            order=ordered(None, bounds, int(sizes.max(initial=0))),
+        )
+
+    def sent(self, x: Tensor) -> Tensor:
+        """The numbers that this rank sends: float64 [most]."""
+        return pad(x[self.mine], (0, self.most - len(self.mine)))
+
+    def summed(self, gathered: Tensor, sums: Tensor, discount: Tensor, forward: bool) -> Tensor:
+        """This rank's `sums` of all tokens, with those of shared elements. `gathered`: [ranks, most]."""
+        x = gathered.reshape(-1)[self.places]
+        whole = scan([x], [len(x)], 0, self.order, discount, forward)
+        return sums.index_copy(0, self.mine, whole[self.own])

@@ -19,9 +19,7 @@ from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
-from fibration.trainers.labels import as_operator, wanted
-from fibration.trainers.parameters import check_parameters
-from fibration.trainers.policies import REFERENCE
+from fibration.trainers.intake import REFERENCE, as_operator, check_parameters, wanted
 from fibration.trainers.trl.numbers import RowNumbers, further
 from fibration.trainers.trl.step import scores, window_given
 from fibration.trainers.trl.trainer import ROWS, FibrationGRPOTrainer

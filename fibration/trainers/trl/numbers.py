@@ -17,22 +17,11 @@ from trl.trainer.utils import add_fused_lm_head
 from fibration.errors import TrainerError, an, listed, shown
 from fibration.language.atoms import Attribute
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
-from fibration.trainers.attributes import (
-    as_number,
-    attribute_option,
-    attribute_sources,
-    indexed,
-    is_per_token,
-    no_number,
-    numbers_of_rows,
-    numbers_of_tokens,
-)
-from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, passed, policy_option
-from fibration.trainers.trl.refusals import datasets, distinct
+from fibration.runtime.ranks.group import agreed, as_group
+from fibration.trainers import intake
+from fibration.trainers.trl.refusals import datasets, distinct, no_column
 
-KNOWN = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
+KNOWN = {intake.ROLLOUT: "what vLLM or a rollout function sampled with", intake.REFERENCE: "its reference model"}
 ATTRIBUTE, POLICY = "fibration_attribute_", "fibration_policy_"  # and the name: keys in the dictionaries of TRL
 FUNCTION = "rewards/"  # and the name of a reward function, as in TRL's log
 
@@ -58,9 +47,9 @@ class RowNumbers:
     def __init__(
         self, hierarchy: Hierarchy, attributes: Mapping[str, Any] | None, policies: Mapping[str, Any] | None
     ) -> None:
-        check_policies(hierarchy, KNOWN, policies)
+        intake.check_policies(hierarchy, KNOWN, policies)
         self.hierarchy = hierarchy
-        self.sources = attribute_sources(hierarchy, attributes, OF_TOKENS)
+        self.sources = intake.attribute_sources(hierarchy, attributes, OF_TOKENS)
         self.policies: dict[str, str | nn.Module] = dict(policies or {})
         for name, source in self.sources.items():
             self._check_kind(hierarchy.attributes[name], source)
@@ -73,7 +62,7 @@ class RowNumbers:
                 )
 
     def _check_kind(self, attribute: Attribute, source: Any) -> None:
-        per_token = is_per_token(self.hierarchy, attribute)
+        per_token = intake.is_per_token(self.hierarchy, attribute)
         of_row = isinstance(source, str) and source.startswith(FUNCTION)
         if not isinstance(source, (str, Numbers)) or (of_row if per_token else source is ENTROPY):
             has = "a number per completion" if of_row else "a number per token"
@@ -86,7 +75,7 @@ class RowNumbers:
                 found=has if isinstance(source, (str, Numbers)) else an(type(source).__name__),
                 remedy=f"declare Attribute({attribute.name!r}, on={'trajectory' if of_row else 'token'})"
                 if isinstance(source, (str, Numbers))
-                else attribute_option(attribute.name),
+                else intake.attribute_option(attribute.name),
             )
 
     @property
@@ -115,7 +104,7 @@ class RowNumbers:
                 )
         for name, column in self.columns.items():
             attribute = self.hierarchy.attributes[name]
-            if is_per_token(self.hierarchy, attribute):
+            if intake.is_per_token(self.hierarchy, attribute):
                 raise TrainerError(
                     f"attributes={{{name!r}: {column!r}}}, and '{name}' is an attribute of {an(attribute.on.name)}",
                     required="numbers of sampled tokens: ENTROPY (from fibration.trainers.trl), or a field of a "
@@ -129,10 +118,12 @@ class RowNumbers:
     def _check_column(self, attribute: Attribute, column: str, where: str, dataset: Any) -> None:
         known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
         if known is not None and column not in known:
-            raise no_column(f"the attribute '{attribute.name}'", column, known, attribute_option(attribute.name), where)
-        for value in distinct(dataset, column, as_number):
-            if as_number(value) is None:
-                raise no_number(attribute, f"{where} has {shown(value)} in the column {column!r}", FIX)
+            raise no_column(
+                f"the attribute '{attribute.name}'", column, known, intake.attribute_option(attribute.name), where
+            )
+        for value in distinct(dataset, column, intake.as_number):
+            if intake.as_number(value) is None:
+                raise intake.no_number(attribute, f"{where} has {shown(value)} in the column {column!r}", FIX)
 
     def check_functions(self, names: Sequence[str]) -> None:
         """Refuse names of reward functions that the trainer does not have."""
@@ -183,7 +174,7 @@ class RowNumbers:
         found: dict[str, Tensor] = {}
         for name, source in self.sources.items():
             attribute, of = self.hierarchy.attributes[name], f"the attribute '{name}'"
-            per_token, where, fix = is_per_token(self.hierarchy, attribute), f"the column {source!r}", FIX
+            per_token, where, fix = intake.is_per_token(self.hierarchy, attribute), f"the column {source!r}", FIX
             if source is ENTROPY:
                 assert entropies is not None
                 tokens, where, fix = entropies, "TRL's entropies", "look for logits of the model that are not finite"
@@ -193,19 +184,19 @@ class RowNumbers:
                 where = f"the rewards of {function!r}"
                 fix = "return a number for every completion, in place of None or NaN"
             else:
-                given = column_of(rows, source, of, attribute_option(name))
+                given = column_of(rows, source, of, intake.attribute_option(name))
                 if per_token:
                     tokens, where = of_tokens(given, there, source, of), f"{source!r}"
                     fix = "let the rollout function return a finite number for every token"
             found[ATTRIBUTE + name] = (
-                numbers_of_tokens(attribute, tokens, unmasked, where, fix)
+                intake.numbers_of_tokens(attribute, tokens, unmasked, where, fix)
                 if per_token
-                else numbers_of_rows(attribute, given, used, where, fix)
+                else intake.numbers_of_rows(attribute, given, used, where, fix)
             )
         for name, field in self.policies.items():
             if isinstance(field, str):
                 what = f"the log-probs of '{name}'"
-                tokens = of_tokens(column_of(rows, field, what, policy_option(name)), there, field, what)
+                tokens = of_tokens(column_of(rows, field, what, intake.policy_option(name)), there, field, what)
                 found[POLICY + name] = tokens.to(output["completion_ids"].device)
         return found
 
@@ -215,7 +206,7 @@ class RowNumbers:
         self, joined: Callable[[str], Any], labels: Mapping[str, Sequence[Any]], mask: Tensor
     ) -> dict[str, Any]:
         """What `op.index(attributes=...)` takes. `joined`: a tensor of all slices of the window."""
-        return indexed(self.hierarchy, {name: joined(ATTRIBUTE + name) for name in self.sources}, labels, mask)
+        return intake.indexed(self.hierarchy, {name: joined(ATTRIBUTE + name) for name in self.sources}, labels, mask)
 
     def further(self, joined: Callable[[str], Any]) -> dict[str, Tensor]:
         """Log-probs of the further policies."""
@@ -227,7 +218,7 @@ FIX = "drop such rows by dataset.filter, or give them a number by dataset.map"
 
 def further(hierarchy: Hierarchy) -> list[str]:
     """The policies that a hierarchy reads beside those that TRL has."""
-    return [name for name in passed(hierarchy) if name not in KNOWN]
+    return [name for name in intake.passed(hierarchy) if name not in KNOWN]
 
 
 def column_of(rows: Sequence[Mapping[str, Any]], column: str, what: str, fix: str) -> list[Any]:
@@ -254,18 +245,9 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
                 required=f"a list with one number for each of its {tokens} tokens",
                 remedy="let the rollout function return a list per completion, as long as its completion_ids",
             )
-        numbers = [torch.nan if (number := as_number(value)) is None else number for value in values]
+        numbers = [torch.nan if (number := intake.as_number(value)) is None else number for value in values]
         found[row, :tokens] = torch.tensor(numbers, dtype=torch.float64)
     return found
-
-
-def no_column(what: str, column: object, known: Any, fix: str, where: str = "a row of the dataset") -> TrainerError:
-    return TrainerError(
-        f"{where} has no column {column!r}, the source of {what}",
-        required="a column with a value for every row",
-        found=f"columns {listed(known)}",
-        remedy=fix,
-    )
 
 
 def _placed(trainer: Any, name: str, model: Any) -> Any:

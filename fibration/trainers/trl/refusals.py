@@ -13,11 +13,9 @@ from transformers import AutoConfig, PreTrainedModel
 from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.loading import shipped
-from fibration.runtime.noise import noise
+from fibration.runtime.noise import rates
+from fibration.trainers import intake
 from fibration.trainers.clip_range import in_its_place
-from fibration.trainers.labels import as_label, option
-from fibration.trainers.parameters import check_labelled
-from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
 
 WINDOWS = ("step", "generation")
 
@@ -49,12 +47,9 @@ CLIP_RANGE = ("epsilon", "epsilon_high")
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 
 
-def check_window(window: str) -> None:
+def check_rows(window: str, together: str | None, columns: Mapping[str, str | Labels]) -> None:
     if window not in WINDOWS:
         raise TrainerError(f"window={shown(window)}", required=" or ".join(map(repr, WINDOWS)))
-
-
-def check_together(together: str | None, columns: Mapping[str, str | Labels]) -> None:
     if together is not None and together not in columns:
         raise TrainerError(
             f"together={shown(together)}",
@@ -63,13 +58,13 @@ def check_together(together: str | None, columns: Mapping[str, str | Labels]) ->
         )
 
 
-def label_option(stratum: str) -> str:
+def column_option(stratum: str) -> str:
     """The argument that names the column of a stratum's labels, and the alternative for strata of prompts."""
     if "prompt" not in stratum:
-        return option(stratum)
+        return intake.label_option(stratum)
     return (
-        f"{option(stratum)}; or, where it is the completions of one sampled prompt, call it prompt_group, or "
-        f"labels={{{stratum!r}: BY_PROMPT}} (from fibration.trainers.trl)"
+        f"{intake.label_option(stratum)}; or, where it is the completions of one sampled prompt, call it prompt_group, "
+        f"or labels={{{stratum!r}: BY_PROMPT}} (from fibration.trainers.trl)"
     )
 
 
@@ -100,21 +95,32 @@ def check(
         )
     config = given.get("args")
     check_sampler(config, given.get("rollout_func"), hierarchy)
-    check_rewards(hierarchy)
+    if adds_up_tokens(hierarchy):
+        raise TrainerError(
+            f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
+            required="advantages of one reward per completion, which is what TRL's reward functions give",
+            remedy="hierarchy.replace(advantages=None), which takes TRL's advantages",
+        )
     check_reference(config, hierarchy)
     if config is not None:  # the defaults are all accepted
         check_options(config, hierarchy)
-        check_liger(trainer, config)
+        if getattr(config, "use_liger_loss", False) or (
+            hasattr(trainer, "compute_liger_loss") and getattr(config, "use_liger_kernel", False)
+        ):
+            raise TrainerError(
+                "Liger's loss computes log-probs and the loss in one kernel",
+                required="TRL's own loss, which takes coefficients as advantages",
+                remedy="leave use_liger_loss and use_liger_kernel out",
+            )
         check_steps(config, given.get("train_dataset"))
         if given.get("peft_config") is None:  # with an adapter, the reference is the model without it
             check_loadable(given.get("model"), config, hierarchy)
     if given.get("rollout_func") is None:  # a rollout function may add fields to the rows
         for name in ("train_dataset", "eval_dataset"):
             for where, dataset in datasets(name, given.get(name)):
-                check_columns(where, dataset, columns)
                 for stratum, labels in _labels(where, dataset, columns):
                     if name == "train_dataset":  # evaluation runs at a ratio of 1, where gates read no parameters
-                        check_labelled(hierarchy, parameters, stratum, labels, where)
+                        intake.check_labelled(hierarchy, parameters, stratum, labels, where)
 
 
 def check_options(config: Any, hierarchy: Hierarchy) -> None:
@@ -164,41 +170,34 @@ def _own_bounds(config: Any, hierarchy: Hierarchy, defaults: Mapping[str, Any]) 
 
 def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
     """Refuse a hierarchy whose rollout log-probs TRL lacks, and a second correction by them."""
-    if ROLLOUT not in hierarchy.policies:
+    if intake.ROLLOUT not in hierarchy.policies:
         return
     used = getattr(config, "use_vllm", False)
     if not used and rollout_func is None:
         raise no_sampling_log_probs(hierarchy)
     if used and config.vllm_importance_sampling_correction:
-        raise corrected_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.ROLLOUT,
             "vllm_importance_sampling_correction=True (TRL's default) weights by it",
             "GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False)",
         )
 
 
-def check_rewards(hierarchy: Hierarchy) -> None:
-    if adds_up_tokens(hierarchy):
-        raise TrainerError(
-            f"'{hierarchy.name}' adds up the rewards of tokens, in {hierarchy.advantages}",
-            required="advantages of one reward per completion, which is what TRL's reward functions give",
-            remedy="hierarchy.replace(advantages=None), which takes TRL's advantages",
-        )
-
-
 def check_reference(config: Any, hierarchy: Hierarchy) -> None:
     """Refuse a hierarchy that reads the reference model if TRL cannot make one, or adds its own divergence from it."""
-    if REFERENCE not in hierarchy.policies:
+    if intake.REFERENCE not in hierarchy.policies:
         return
     if config is None:
         raise TrainerError(
-            f"'{hierarchy.name}' reads log_prob({REFERENCE}), and TRL makes its own options",
+            f"'{hierarchy.name}' reads log_prob({intake.REFERENCE}), and TRL makes its own options",
             required="args=GRPOConfig(...), in which TRL is asked for its reference model",
             remedy='args=GRPOConfig("out")',
         )
     if config.beta:
-        raise kept_near_twice(
+        raise intake.read_twice(
             hierarchy,
+            intake.REFERENCE,
             f"beta={config.beta:g} adds TRL's own divergence from it",
             f"leave beta out: '{hierarchy.name}' gets the reference model without it",
         )
@@ -206,7 +205,7 @@ def check_reference(config: Any, hierarchy: Hierarchy) -> None:
 
 def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
     """Refuse a given model whose reference TRL cannot load: it loads the reference by the model's name."""
-    reads = REFERENCE in hierarchy.policies
+    reads = intake.REFERENCE in hierarchy.policies
     if not isinstance(model, PreTrainedModel) or not (reads or config.beta):
         return
     name, given = model.config.name_or_path, config.model_init_kwargs or {}
@@ -214,7 +213,7 @@ def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
-        reader = f"'{hierarchy.name}' reads log_prob({REFERENCE})" if reads else f"beta={config.beta:g}"
+        reader = f"'{hierarchy.name}' reads log_prob({intake.REFERENCE})" if reads else f"beta={config.beta:g}"
         raise TrainerError(
             f"{reader}, and TRL cannot load the reference of the {type(model).__name__}",
             required="the name of a model in model.config.name_or_path, from which TRL loads the reference: a folder "
@@ -222,17 +221,6 @@ def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
             found=f"name_or_path={name!r}" + (f": {str(error).splitlines()[0]}" if name else ""),
             remedy='model.save_pretrained("start") once, then model.config.name_or_path = "start"',
         ) from None
-
-
-def check_liger(trainer: Any, config: Any) -> None:
-    if getattr(config, "use_liger_loss", False) or (
-        hasattr(trainer, "compute_liger_loss") and getattr(config, "use_liger_kernel", False)
-    ):
-        raise TrainerError(
-            "Liger's loss computes log-probs and the loss in one kernel",
-            required="TRL's own loss, which takes coefficients as advantages",
-            remedy="leave use_liger_loss and use_liger_kernel out",
-        )
 
 
 def check_steps(config: Any, dataset: Any) -> None:
@@ -265,20 +253,17 @@ def datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
         yield name, given
 
 
-def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) -> None:
-    known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
-    if known is not None:
-        for stratum, column in columns.items():
-            if column is not BY_PROMPT and column not in known:
-                raise no_column(stratum, column, known, name)
-
-
 def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
-    """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label."""
+    """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label, and without the
+    column.
+    """
+    known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
     for stratum, column in columns.items():
-        if not isinstance(column, Labels) and (labels := distinct(dataset, column, as_label)):
+        if known is not None and not isinstance(column, Labels) and column not in known:
+            raise no_column(f"labels for '{stratum}'", column, known, f"labels={{{stratum!r}: ...}}", where)
+        if not isinstance(column, Labels) and (labels := distinct(dataset, column, intake.as_label)):
             for label in labels:
-                if as_label(label) is None:
+                if intake.as_label(label) is None:
                     raise no_label(stratum, column, label, where)
             yield stratum, labels
 
@@ -328,7 +313,7 @@ def check_model(trainer: Any) -> None:
 
 def noise_of(trainer: Any) -> list[tuple[str, str, float]]:
     """Where forward passes of the trained model draw random numbers: a place, the name of its rate, the rate."""
-    found = [(f"'{name}'", word, value) for name, word, value in noise(trainer.model)]
+    found = [(f"'{name}'", word, value) for name, word, value, *_ in rates(trainer.model)]
     copied = {f"config.{word}" for _, word, _ in found}  # by a layer, which reads its copy
     found = [source for source in found if source[1] not in copied]
     if trainer.args.neftune_noise_alpha:
@@ -346,7 +331,7 @@ def passes_before(trainer: Any) -> str:
     coupled = "" if coupling.is_row_local else f"'{hierarchy.name}' {coupling}"
     if keeps or not hierarchy.policies:
         return coupled if keeps else ""
-    if ROLLOUT in hierarchy.policies or coupling.frozen:
+    if intake.ROLLOUT in hierarchy.policies or coupling.frozen:
         return coupled or f"'{hierarchy.name}' reads old log-probs, of which TRL keeps none"
     return coupled
 
@@ -370,12 +355,15 @@ def _without_noise(trainer: Any, word: str) -> str:
 # ------------------------------------------------------------ during training
 
 
-def no_column(stratum: str, column: object, known: Iterable[str], where: str = "a row of the dataset") -> TrainerError:
+def no_column(
+    what: str, column: object, known: Iterable[str], fix: str, where: str = "a row of the dataset"
+) -> TrainerError:
+    with_ = "the label of" if what.startswith("labels") else "a value for"
     return TrainerError(
-        f"{where} has no column {column!r}, the source of labels for '{stratum}'",
-        required="a column with the label of every row",
+        f"{where} has no column {column!r}, the source of {what}",
+        required=f"a column with {with_} every row",
         found=f"columns {listed(known)}",
-        remedy=f"labels={{{stratum!r}: ...}}",
+        remedy=fix,
     )
 
 
@@ -387,25 +375,9 @@ def no_label(stratum: str, column: str, value: Any, where: str = "the dataset") 
     )
 
 
-def generation_inside(length: int, left: int) -> TrainerError:
-    return TrainerError(
-        f"an optimizer step of {length} micro-batches begins {left} micro-batches before completions are sampled anew",
-        required="steps that have all their rows when they begin",
-        remedy="training was interrupted within a step: make a new trainer, and resume from a checkpoint",
-    )
-
-
 def no_sampling_log_probs(hierarchy: Hierarchy) -> TrainerError:
     return TrainerError(
-        f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and TRL has no log-probs of the sampling policy",
+        f"'{hierarchy.name}' reads log_prob({intake.ROLLOUT}), and TRL has no log-probs of the sampling policy",
         required="use_vllm=True, or a rollout_func whose result has 'logprobs': TRL's own generation gives none",
         remedy="GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False), or a hierarchy of two policies",
-    )
-
-
-def no_old_log_probs() -> TrainerError:
-    return TrainerError(
-        "weights have changed since these rows were sampled, and TRL kept no log-probs from sampling",
-        required="old_per_token_logps of every row",
-        remedy="make a new trainer, and resume from a checkpoint",
     )

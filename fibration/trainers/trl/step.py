@@ -15,8 +15,8 @@ from trl.trainer import grpo_trainer
 
 from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
+from fibration.trainers.intake import REFERENCE, ROLLOUT
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.trl.numbers import RowNumbers
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names

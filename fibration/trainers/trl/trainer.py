@@ -12,15 +12,12 @@ from torch import Tensor
 from transformers import ProcessorMixin
 from trl import GRPOTrainer
 
+from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
-from fibration.trainers import dead_rows
-from fibration.trainers.labels import as_label, as_operator, sources
+from fibration.runtime.ranks.group import agreed, as_group
+from fibration.trainers import intake
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.parameters import at_ratio_one, check_parameters
-from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.numbers import ENTROPY, Numbers, RowNumbers
@@ -139,26 +136,25 @@ class FibrationGRPOTrainer(ScoringTrainer):
         **kwargs: Any,
     ) -> None:
         given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
-        refusals.check_window(window)
-        self.operator = as_operator(hierarchy, backend)
+        self.operator = intake.as_operator(hierarchy, backend)
         check_metrics(self.operator.hierarchy, metrics)
         known: dict[str, str | Labels] = {"prompt_group": BY_PROMPT}
-        self.label_columns = sources(self.operator.hierarchy, labels, known, refusals.label_option)
+        self.label_columns = intake.label_sources(self.operator.hierarchy, labels, known, refusals.column_option)
+        refusals.check_rows(window, together, self.label_columns)
         used = {} if parameters is None else parameters
         columns = [name for name, column in self.label_columns.items() if not isinstance(column, Labels)]
-        check_parameters(self.operator.hierarchy, used, columns)
+        intake.check_parameters(self.operator.hierarchy, used, columns)
         self.row_numbers = RowNumbers(self.operator.hierarchy, attributes, policies)
         self.row_numbers.check(given)
         refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy, used)
         self.hierarchy_parameters = parameters
-        refusals.check_together(together, self.label_columns)
         self.window_kind, self.together, self.metrics_kind = window, together, metrics
         self._fibration_step: Step | None = None
         self._fibration_steps = 0  # the number of steps begun
         self._fibration_warned = False
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
         config: Any = given.get("args")
-        asks = REFERENCE in self.operator.hierarchy.policies
+        asks = intake.REFERENCE in self.operator.hierarchy.policies
         if asks:  # TRL makes a reference model if `beta` is not 0; `_loss` sets `beta` to 0
             config.beta = 1.0
         try:
@@ -173,13 +169,13 @@ class FibrationGRPOTrainer(ScoringTrainer):
         readers = list(self._readers_of_all_rows()) if skip_dead_rows else []
         self.skips_dead_rows = skip_dead_rows and not readers
         if self.accelerator.is_main_process:
-            dead_rows.log(readers)
+            intake.log_readers(readers)
         self._fibration_scales: dict[int, Scale] = {}  # by the number of micro-batches in a step
 
     def _readers_of_all_rows(self) -> Iterator[str]:
         """Reasons to train on rows without a gradient of the policy loss."""
-        yield from dead_rows.of_loss(self.operator.hierarchy)
-        yield from dead_rows.of_model(self.model)
+        yield from intake.readers_by_loss(self.operator.hierarchy)
+        yield from intake.readers_by_model(self.model)
         if isinstance(self.processing_class, ProcessorMixin):
             yield "images are not cut into rows"
         if self.args.beta:
@@ -257,8 +253,8 @@ class FibrationGRPOTrainer(ScoringTrainer):
                 found[stratum] = group
                 continue
             if column not in row:
-                raise refusals.no_column(stratum, column, row)
-            found[stratum] = as_label(row[column])
+                raise refusals.no_column(f"labels for '{stratum}'", column, row, f"labels={{{stratum!r}: ...}}")
+            found[stratum] = intake.as_label(row[column])
             if found[stratum] is None:
                 raise refusals.no_label(stratum, column, row[column])
         return found
@@ -280,7 +276,12 @@ class FibrationGRPOTrainer(ScoringTrainer):
         slices, whole = self.args.steps_per_generation, self.args.steps_per_generation * self.num_iterations
         length, done = self.current_gradient_accumulation_steps, self._step % whole
         if done + length > whole:
-            raise refusals.generation_inside(length, whole - done)
+            raise TrainerError(
+                f"an optimizer step of {length} micro-batches begins {whole - done} micro-batches before completions "
+                "are sampled anew",
+                required="steps that have all their rows when they begin",
+                remedy="training was interrupted within a step: make a new trainer, and resume from a checkpoint",
+            )
         trained = [(done + i) % slices for i in range(length)]
         laid = list(range(slices)) if self.window_kind == "generation" else trained
         given = [self._buffered_inputs[i] for i in laid]
@@ -288,13 +289,17 @@ class FibrationGRPOTrainer(ScoringTrainer):
         self._fibration_steps += 1
         kept = given[0].get(OLD) is not None
         if not fresh and not kept:
-            raise refusals.no_old_log_probs()
+            raise TrainerError(
+                "weights have changed since these rows were sampled, and TRL kept no log-probs from sampling",
+                required="old_per_token_logps of every row",
+                remedy="make a new trainer, and resume from a checkpoint",
+            )
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
         lacks = fresh and not kept and bool(self.operator.hierarchy.policies)
         # tokens that vLLM has no log-prob of take the old one, so that one has to be known
         passes: dict[int, Tensor] = {}
-        if lacks and ROLLOUT in self.operator.hierarchy.policies:
+        if lacks and intake.ROLLOUT in self.operator.hierarchy.policies:
             passes, lacks = {i: self._scores(model, self._buffered_inputs[i])[0] for i in dict.fromkeys(laid)}, False
         window = self._window(given, torch.cat([passes[i] for i in laid]) if passes else None)
         rows = torch.arange(len(window.mask)).split(len(given[0][ROWS]))
@@ -330,7 +335,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
             asks = self.operator.hierarchy.policies and inputs.get(OLD) is None
             window = self._window([inputs], self._scores(model, inputs)[0] if asks else None)
             if window.parameters:
-                window.parameters = at_ratio_one(window.parameters)
+                window.parameters = intake.at_ratio_one(window.parameters)
             coef = window.coefficients(None, metrics=False)
             return self._loss(model, inputs, lambda _: (coef.values, coef.objective))
         if self._fibration_step is None or self._fibration_step.batches.done:
@@ -376,7 +381,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
             given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
         self._fibration_hears, self._fibration_live, beta = hear, live, self.beta
         try:
-            if REFERENCE in self.operator.hierarchy.policies:
+            if intake.REFERENCE in self.operator.hierarchy.policies:
                 self.beta = 0.0
             loss: Tensor = super()._compute_loss(model, given)
         finally:

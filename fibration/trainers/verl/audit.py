@@ -21,9 +21,7 @@ from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
-from fibration.trainers.labels import as_operator
-from fibration.trainers.parameters import check_parameters
-from fibration.trainers.policies import check_policies
+from fibration.trainers.intake import as_operator, check_parameters, check_policies
 from fibration.trainers.verl.config import KNOWN_POLICIES
 from fibration.trainers.verl.settings import Settings
 from fibration.trainers.verl.worker import ROWS, STRATEGIES, FibrationTrainingWorker, as_verls, replaced

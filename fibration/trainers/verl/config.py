@@ -12,9 +12,7 @@ from verl.workers.config import PolicyLossConfig
 
 from fibration.errors import TrainerError, located, shown
 from fibration.runtime.operator import Operator
-from fibration.trainers.labels import as_operator
-from fibration.trainers.parameters import check_parameters
-from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies
+from fibration.trainers.intake import REFERENCE, ROLLOUT, as_operator, check_parameters, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
 from fibration.trainers.verl.settings import KNOWN, Settings
 from fibration.trainers.window import check_metrics

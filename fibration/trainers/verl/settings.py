@@ -13,11 +13,8 @@ from verl.workers.utils.losses import ppo_loss
 from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
-from fibration.trainers.attributes import attribute_option, attribute_sources
+from fibration.trainers import intake
 from fibration.trainers.clip_range import in_its_place
-from fibration.trainers.labels import option as label_option
-from fibration.trainers.labels import sources
-from fibration.trainers.policies import REFERENCE, kept_near_twice
 from fibration.trainers.verl.loss import HERE, NAME, TARGET
 
 # Options of verl's other losses, which have no effect with a hierarchy.
@@ -49,14 +46,14 @@ class Settings:
     metrics: Any = False
     skip_dead_rows: bool = False
 
-    def sources(self, say: Callable[[str], str] = label_option) -> dict[str, Any]:
+    def sources(self, say: Callable[[str], str] = intake.label_option) -> dict[str, Any]:
         """Per stratum, the fields that have its labels; for the rows their keys, if any."""
         keys = {self.operator.hierarchy.rows.name: self.trajectory} if self.trajectory else {}
-        return sources(self.operator.hierarchy, {**self.labels, **keys}, KNOWN, say)
+        return intake.label_sources(self.operator.hierarchy, {**self.labels, **keys}, KNOWN, say)
 
-    def attribute_sources(self, say: Callable[[str], str] = attribute_option) -> dict[str, str]:
+    def attribute_sources(self, say: Callable[[str], str] = intake.attribute_option) -> dict[str, str]:
         """Per attribute, the field that has its numbers."""
-        return attribute_sources(self.operator.hierarchy, self.attributes, OF_TOKENS, OF_ROWS, say)
+        return intake.attribute_sources(self.operator.hierarchy, self.attributes, OF_TOKENS, OF_ROWS, say)
 
 
 def settings_of(loss_fn: Any) -> Settings | None:
@@ -81,9 +78,10 @@ def settings_of(loss_fn: Any) -> Settings | None:
             f"+{HERE}.hierarchy=opd and +{HERE}.policies.teacher={TEACHER}",
         )
     hierarchy = given.operator.hierarchy
-    if REFERENCE in hierarchy.policies and config.use_kl_loss and config.kl_loss_coef:
-        raise kept_near_twice(
+    if intake.REFERENCE in hierarchy.policies and config.use_kl_loss and config.kl_loss_coef:
+        raise intake.read_twice(
             hierarchy,
+            intake.REFERENCE,
             f"actor.use_kl_loss=true with kl_loss_coef={config.kl_loss_coef} adds verl's own divergence from it",
             "actor.kl_loss_coef=0; verl still computes ref_log_prob",
         )

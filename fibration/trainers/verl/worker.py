@@ -25,25 +25,14 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import adds_up_tokens
-from fibration.runtime.noise import noise
-from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import as_group
-from fibration.trainers import dead_rows
+from fibration.runtime.noise import rates
+from fibration.runtime.ranks.group import agreed, as_group
+from fibration.trainers.intake import ROLLOUT, log_readers, readers_by_loss, readers_by_model
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.policies import ROLLOUT
 from fibration.trainers.scale import Scale
-from fibration.trainers.verl.fields import column, padded, refuse_several, replace_advantages
+from fibration.trainers.verl import fields
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened
-from fibration.trainers.verl.numbers import (
-    REWARDS,
-    SAMPLED,
-    SCORES,
-    as_floats,
-    attributes_of,
-    is_sampled_by_old,
-    policies_of,
-)
 from fibration.trainers.verl.settings import Settings, loss_terms, own_loss, settings_of
 from fibration.trainers.window import Window, named, warned
 
@@ -105,7 +94,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if self.settings is not None:
             _refuse_noise(self.engine.module, self.settings)
             hierarchy, module = self.settings.operator.hierarchy, self.engine.module
-            self._own_readers = (*dead_rows.of_loss(hierarchy), *dead_rows.of_model(module), *loss_terms(loss_fn))
+            self._own_readers = (*readers_by_loss(hierarchy), *readers_by_model(module), *loss_terms(loss_fn))
 
     @property
     def _sequence_parallel(self) -> int:
@@ -183,7 +172,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             return False
         found = (*self._own_readers, *_readers_of_all_rows(data))
         if found != self._readers and self.rank == 0:
-            dead_rows.log(found)
+            log_readers(found)
         self._readers = found
         return not found
 
@@ -246,21 +235,24 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         window, data = self._window(data, rewarded=True), data.copy()
         made = window.made_of_rewards()
         made = torch.where(window.mask, made if made.ndim == 2 else made[:, None], 0)
-        replace_advantages(data, made)
+        fields.replace_advantages(data, made)
         return data
 
     def _rewards(self, data: TensorDict, mask: Tensor) -> Tensor:
         """Rewards per row [B], summed over its tokens; per token [B, T] if the hierarchy adds up tokens."""
         assert self.settings is not None
-        hierarchy, found = self.settings.operator.hierarchy, [name for name in (REWARDS, *SCORES) if name in data]
+        hierarchy, found = (
+            self.settings.operator.hierarchy,
+            [name for name in (fields.REWARDS, *fields.SCORES) if name in data],
+        )
         if not found:
             raise TrainerError(
                 f"'{hierarchy.name}' makes advantages of rewards, and the mini-batch has none",
-                required=f"one of the fields {listed((REWARDS, *SCORES))}",
+                required=f"one of the fields {listed((fields.REWARDS, *fields.SCORES))}",
                 found=listed(sorted(data.keys())),
                 remedy="hierarchy.replace(advantages=None), which takes verl's advantages",
             )
-        rewards = as_floats(padded(data, found[0]).to(self.device_name))
+        rewards = fields.as_floats(fields.padded(data, found[0]).to(self.device_name))
         if not adds_up_tokens(hierarchy):
             return rewards.sum(1)
         lost = (rewards != 0) & ~mask & mask.any(1, keepdim=True)
@@ -275,28 +267,30 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def _window(self, data: TensorDict, rewarded: bool = False) -> Window:
         """The window of this rank's rows. `rewarded`: with rewards in place of advantages."""
         assert self.settings is not None
-        old = as_floats(padded(data, "old_log_probs").to(self.device_name))
-        mask = padded(data, "response_mask").to(self.device_name).bool()
+        old = fields.as_floats(fields.padded(data, "old_log_probs").to(self.device_name))
+        mask = fields.padded(data, "response_mask").to(self.device_name).bool()
         weights = None
         if "rollout_is_weights" in data and not rewarded:
-            weights = padded(data, "rollout_is_weights").to(self.device_name)
+            weights = fields.padded(data, "rollout_is_weights").to(self.device_name)
         group = self.engine.get_data_parallel_group()
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
             rows, sources = self.settings.operator.hierarchy.rows.name, self.settings.sources().items()
             used = [row for row, unmasked in enumerate(mask.any(1).tolist()) if unmasked]
-            labels = {stratum: column(data, source, stratum, stratum == rows, used) for stratum, source in sources}
+            labels = {
+                stratum: fields.column(data, source, stratum, stratum == rows, used) for stratum, source in sources
+            }
             asked = self.settings.trajectory is None and all(name in data for name in sessions)
-            found = column(data, sessions, rows, True, used) if asked else ()
-            policies, attributes = self._policies(data), attributes_of(data, self.settings, labels, mask)
+            found = fields.column(data, sessions, rows, True, used) if asked else ()
+            policies, attributes = self._policies(data), fields.attributes_of(data, self.settings, labels, mask)
         if self.settings.trajectory is None:
             keys = {row: found[row] for row in used} if asked else {}
-            refuse_several(ranks.all_gather_object(keys, "sessions of a mini-batch"))
+            fields.refuse_several(ranks.all_gather_object(keys, "sessions of a mini-batch"))
         return Window(
             self.settings.operator,
             mask,
             old,
-            None if rewarded else padded(data, "advantages").to(self.device_name),
+            None if rewarded else fields.padded(data, "advantages").to(self.device_name),
             labels,
             rewards=self._rewards(data, mask) if rewarded else None,
             weights=weights,
@@ -311,13 +305,13 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         one.
         """
         assert self.settings is not None
-        found, hierarchy = policies_of(data, self.settings, self.device_name), self.settings.operator.hierarchy
-        if ROLLOUT in found and not self._told and is_sampled_by_old(data):
+        found, hierarchy = fields.policies_of(data, self.settings, self.device_name), self.settings.operator.hierarchy
+        if ROLLOUT in found and not self._told and fields.is_sampled_by_old(data):
             self._told = True
             warnings.warn(
-                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), but on every token '{SAMPLED}' equals old_log_probs, "
-                "as with algorithm.rollout_correction.bypass_mode=true: there is no mismatch to correct, "
-                "and drift from the rollout policy counts against the budgets",
+                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), but on every token '{fields.SAMPLED}' equals "
+                "old_log_probs, as with algorithm.rollout_correction.bypass_mode=true: there is no mismatch to "
+                "correct, and drift from the rollout policy counts against the budgets",
                 UserWarning,
                 stacklevel=2,
             )
@@ -336,7 +330,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
 def _refuse_noise(module: torch.nn.Module, settings: Settings) -> None:
     reason = _reads_other_passes(settings)
-    for name, word, value in noise(module) if reason else ():
+    for name, word, value, *_ in rates(module) if reason else ():
         raise TrainerError(
             f"the model has dropout or jitter: {name}.{word}={value:g}, and {reason}",
             required="a model without noise, or a row-local loss (fibration show) without reuse_old_log_probs, whose "

@@ -5,8 +5,7 @@ from support import check
 from thread_ranks import on_ranks, try_on_ranks
 
 from fibration import BatchError, LawError, RanksError
-from fibration.runtime.ranks.agreement import agreed, digest
-from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.group import agreed, as_group, digest
 
 
 def together(size, body, what="the call"):

@@ -31,7 +31,7 @@ from fibration import (
 from fibration.language.atoms import Stratum
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks import labels, merge
+from fibration.runtime.ranks import merge
 
 CHAIN = hierarchy("token -> trajectory", "trajectory -> prompt_group", "prompt_group -> domain", "domain -> batch")
 TURNS = hierarchy("token -> turn", "turn -> trajectory", "trajectory -> batch")
@@ -216,14 +216,6 @@ def test_a_batch_without_tokens_on_any_rank_raises():
         what="the batch is empty", required="on some rank", found="nothing unmasked on any of 3 ranks",
     )  # fmt: skip
     assert try_index(CHAIN, EMPTY, ONE, masked).errors == [None] * 3
-
-
-def test_two_labels_with_one_hash_are_refused(monkeypatch):
-    monkeypatch.setattr(labels, "digest", lambda data: data[:3].ljust(8, b"\0"))
-    index_refused(
-        CHAIN, {**ONE, "domain": ["math"] * 2}, {**ONE, "prompt_group": ["h", "k"], "domain": ["maps"] * 2},
-        what="two labels of 'domain' have the same 64-bit hash: 'math' on rank 0 and 'maps' on rank 1",
-    )  # fmt: skip
 
 
 def test_a_row_without_a_leaf_on_any_rank_is_refused():

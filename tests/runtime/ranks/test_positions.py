@@ -1,7 +1,6 @@
 """Positions on ranks: the order of tokens of elements that several ranks share, and refusals."""
 
 from fractions import Fraction
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from fibration.compiler.plan import Collective
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.pieces import Pieces
+from fibration.runtime.ranks.shards import Pieces
 
 EDGES = ("token -> turn", "turn -> trajectory", "trajectory -> batch")
 turn, trajectory, batch = map(Stratum, ("turn", "trajectory", BATCH))
@@ -87,11 +86,8 @@ def test_sums_in_order_continue_from_one_piece_to_the_next(world, discount, forw
             chosen = range(at) if forward else range(at + 1, len(world[r]))
             exact = sum(Fraction(discount) ** abs(at - s) * Fraction(x[r, 2 * s]) for s in chosen)
             assert abs(value - exact) <= 1e-15 * len(world[r]) * max((abs(x[r, 2 * s]) for s in chosen), default=0)
-    most = max(
-        sum(len(list(k for k, _ in groupby(row) if k == str(rank))) for row in world if len(set(row)) > 1)
-        for rank in range(3)
-    )
-    assert ran.traffic.tensors[-1] == 8 * (1 + 2 * most)  # a number per piece, of the rank that has most
+    most = max(sum(row.count(str(rank)) for row in world if len(set(row)) > 1) for rank in range(3))
+    assert ran.traffic.tensors[-1] == 8 * (1 + 2 * most)  # a number per token in pieces, of the rank that has most
 
 
 def test_whole_rows_send_nothing_for_order():

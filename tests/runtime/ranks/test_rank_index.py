@@ -160,7 +160,7 @@ def check_tokens(found, places):
 def test_elements_are_numbered_by_their_labels_where_rows_have_keys():
     h = hierarchy("token -> trajectory", "trajectory -> domain")
     op = Operator(h, Report(h, ()), "none", "", {}, None)
-    rows = [(f"row {i}", f"domain {i % 3}") for i in range(7)]
+    rows = [(f"row {i}", f"domain {2 - i % 3}") for i in range(7)]
 
     def labels(parts, keys=True):
         def work(group):
@@ -175,7 +175,7 @@ def test_elements_are_numbered_by_their_labels_where_rows_have_keys():
     named = labels([rows])
     assert labels([rows[3:], rows[:3]]) == labels([[], rows[::-1]]) == named
     assert set(named["trajectory"]) == {key for key, _ in rows} and named["domain"] != labels([rows], False)["domain"]
-    assert labels([rows[4:], rows[:4]], False)["domain"] == ("domain 1", "domain 2", "domain 0")
+    assert labels([rows[4:], rows[:4]], False)["domain"] == ("domain 1", "domain 0", "domain 2")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_the_repr_of_a_distributed_index_names_its_ranks():
 
 @pytest.mark.parametrize("per_token", [False, True])
 def test_an_error_names_a_token_by_the_key_of_its_row(per_token):
-    """Here rows 0 and 2 are two pieces of one sample, row 1 is empty, and hashes put keys in an order of their own."""
+    """Here rows 0 and 2 are two pieces of one sample, row 1 is empty, and keys are in the order of their bytes."""
     turns = ["turn -> sample"] if per_token else []
     h = hierarchy(
         "token -> turn" if per_token else "token -> sample", *turns, "sample -> batch", rows=Stratum("sample")

@@ -48,7 +48,7 @@ from sharded_policies import under_fsdp
 from transformers import MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from fibration.trainers.labels import as_operator
+from fibration.trainers.intake import as_operator
 from fibration.trainers.trl import FibrationGRPOTrainer
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))

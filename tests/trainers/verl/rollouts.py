@@ -22,8 +22,8 @@ from verl.workers.utils.padding import left_right_2_no_padding
 
 import fibration
 from fibration.runtime.index.index import Index
+from fibration.runtime.metrics import Levels
 from fibration.runtime.operator import Operator
-from fibration.runtime.results import Levels
 
 PARTS = {"math": 0.8, "code": 1.3, "logic": 0.6}
 LEVELS, CHANNELS = ("domain", "prompt_group", "trajectory"), "+-"
