@@ -6,9 +6,6 @@ import torch
 
 from fibration import TrainerError, token_mean
 from fibration.language.statistics import before
-from fibration.trainers.intake import as_label, as_operator, wanted
-from fibration.laws.kept import sources
-from fibration.language.statistics import before
 from fibration.trainers.intake import as_label, as_operator, label_sources, wanted
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}

@@ -16,7 +16,6 @@ from fibration.language.atoms import BATCH, Attribute, Component, Count, Paramet
 from fibration.language.expressions import Expression
 from fibration.language.strata import Balanced, Populated
 from fibration.language.traversal import desugar
-from fibration.runtime.index.assumed import Measure
 from fibration.runtime.index.index import Index, Summed
 from fibration.runtime.ranks.group import agreed
 from fibration.runtime.sums import Codes, Vector
