@@ -3,13 +3,11 @@
 Counterexamples are evaluated again by definition, from their JSON alone.
 """
 
-import random
 from fractions import Fraction
 
 import pytest
 from fuzz.dual_numbers import value_of
-from fuzz.judges import token_laws
-from fuzz.judges.judge import OfHierarchy, attempt
+from fuzz.judges.judge import attempt
 from fuzz.witnesses import are_close, world_of
 from hierarchies import weights_and_masks
 from hierarchies.quivers import BOTH, image, make, text, trajectory
@@ -101,12 +99,11 @@ def test_the_collection_has_many_slips_of_each_law():
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_weights_and_masks_are_proved_and_hold_on_random_batches(name):
+def test_right_weights_and_masks_are_proved(name):
+    """`corpus/test_judges.py` tries them on random batches."""
     report = RIGHT[name].verify()
     assert report.ok, report
     assert all(v.status == "proved" for v in report.verdicts if v.law in ("agreement", "mask_open", "objective"))
-    for judge in token_laws.JUDGES:
-        assert not judge.judge(OfHierarchy(RIGHT[name]), random.Random(name))[1]
 
 
 NOT_INWARD = {

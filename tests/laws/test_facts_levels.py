@@ -7,12 +7,11 @@ from fractions import Fraction
 
 import pytest
 from fuzz.batches import Batches
-from fuzz.judges.judge import OfHierarchy
-from fuzz.judges.level_facts import LevelFacts, added, found_facts, of_rows
+from fuzz.judges.level_facts import added, found_facts, of_rows
 from fuzz.world import Batch, World
 from hierarchies.builders import FULL, budget, domain, prompt_group, token, trajectory
 from hierarchies.first_order_specs import SIGNED
-from oracles.certified_facts import report
+from oracles.certified_facts import judged, report
 from support import spec
 from thorough import some
 
@@ -70,12 +69,6 @@ def facts(h, name):
 def test_what_is_said_of_the_levels_of_shipped_losses_holds(name):
     """Also of random towers, which the judge draws itself (`fuzz/test_judges.py`)."""
     judged(spec(name))
-
-
-def judged(h):
-    said, complaint = LevelFacts().judge(OfHierarchy(h), random.Random(5))
-    assert not complaint, complaint
-    return said
 
 
 def plain(*edges, rows=trajectory):

@@ -1,14 +1,8 @@
 """Facts of weights, masks and normalisers."""
 
-import random
-
 import pytest
-from fuzz.judges import gate_laws
-from fuzz.judges.judge import OfHierarchy
 from hierarchies.quivers import domain, expert, make
 from hierarchies.weights_and_masks import (
-    RIGHT,
-    WRONG,
     C,
     D,
     T,
@@ -109,12 +103,6 @@ def test_the_second_moment_of_a_weight_is_the_expected_text(name):
 def test_a_weight_without_a_bound_is_reported_as_unbounded(objective):
     (fact,) = facts(one(objective), "second_moment")
     assert fact.value == "w has no bound that is known"
-
-
-@pytest.mark.parametrize("h", [h for h in (*RIGHT.values(), *(w.hierarchy for w in WRONG.values())) if h.objective.weighed])
-def test_no_weight_is_above_its_bound(h):
-    """Policies far apart; conditions of the objective hold on what is weighed."""
-    assert not gate_laws.OfWeights().judge(OfHierarchy(h), random.Random(1))[1]
 
 
 # ---------------------------------------------------------------- normaliser

@@ -97,7 +97,7 @@ def everywhere():
         for w in kind.values()
     ]
     found += [s.h for s in first_order_specs.SPECS.values()]
-    found += [random_chains.candidate(seed) for seed in range(20)]
+    found += [random_chains.chain(seed) for seed in range(20)]
     found += [random_quivers.quiver(seed) for seed in range(random_quivers.COUNT)]
     found += [random_quivers.plain(kind) for kind in random_quivers.KINDS]
     return [h for h in found if next(LAWS["structure"].decide(Subject(h, []))).status == "proved"]
