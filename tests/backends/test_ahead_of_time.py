@@ -58,6 +58,7 @@ def ahead():
         return {k: future.result() for k, future in made.items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("arch", "program", "names"), AHEAD, ids=lambda v: v if isinstance(v, str) else "")
 def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, program, names):

@@ -55,6 +55,7 @@ def failing(hierarchy):
 # ---------------------------------------------------------------- slips
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
 def test_each_slip_is_refuted_by_the_law_that_it_breaks(name):
     law, h = WRONG[name]
@@ -74,6 +75,7 @@ def test_each_slip_is_refuted_by_the_law_that_it_breaks(name):
     assert not h.verify().ok and verdict.remedy
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", STOPS_WRONG)
 def test_a_stop_in_the_wrong_place_changes_the_gradient(name):
     h = STOPS_WRONG[name]
@@ -98,6 +100,7 @@ def test_the_collection_has_many_slips_of_each_law():
 # ---------------------------------------------------------------- right ones
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_weights_and_masks_are_proved(name):
     """`corpus/test_judges.py` tries them on random batches."""
@@ -113,6 +116,7 @@ NOT_INWARD = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*STOPS_RIGHT, *GATES_RIGHT])
 def test_a_stop_in_the_right_place_and_gates_that_read_policies_are_accepted(name):
     h = {**STOPS_RIGHT, **GATES_RIGHT}[name]

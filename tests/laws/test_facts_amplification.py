@@ -12,7 +12,7 @@ from hierarchies import random_quivers
 from hierarchies.builders import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two
 from hierarchies.first_order_specs import SHAPED
 from hierarchies.right import RIGHT
-from oracles.certified_facts import amplified, facts
+from oracles.certified_facts import amplified, facts, facts_of
 from support import Batch, coefficients, operator, packed, spec
 
 from fibration import (
@@ -179,6 +179,7 @@ def test_the_amplification_of_fiberpo_grows_with_the_trajectory():
             assert abs(found) * n == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", COUPLED)
 def test_the_reached_amplification_lies_between_its_bounds(name):
     h = COUPLED[name]
@@ -236,7 +237,7 @@ def test_a_steeper_rollback_raises_the_amplification():
     ],
 )
 def test_an_amplification_that_is_not_certified_says_why(h, why):
-    [fact] = [f for f in h.verify().facts if f.name == "amplification"]
+    [fact] = facts_of(h, "amplification")
     assert fact.value.startswith("not certified")
     assert why in fact.argument
 
@@ -245,7 +246,7 @@ def test_a_bound_with_too_many_terms_is_not_printed():
     for n, said in ((20, "at most 2*exp("), (21, "not certified, at least exp(")):
         names = [Parameter(f"c{i}", default=0.1) for i in range(n - 1)]
         h = two(outer=clip_gate(sum(names[1:], names[0])), inner=FINE, split=LOG)
-        [fact] = [f for f in h.verify().facts if f.name == "amplification"]
+        [fact] = facts_of(h, "amplification")
         assert fact.value.startswith(said)
         assert ("more than 20 counts and parameters" in fact.argument) == (n > 20)
 

@@ -24,7 +24,7 @@ from hierarchies.first_order_specs import (
     quiver,
 )
 from hierarchies.quivers import text, turn
-from oracles.certified_facts import facts, forest, judged, levels, report
+from oracles.certified_facts import facts, facts_of, forest, judged, levels, report
 from oracles.fact_text import interval, number, parameter_values
 from oracles.interpreter import Interpreter
 from support import operator
@@ -232,8 +232,7 @@ def test_a_gate_with_a_pole_at_the_end_of_its_range_has_no_bound():
 
 def test_there_is_no_radius_and_no_bound_if_a_law_of_levels_fails():
     for h in (two(1 / (T + 1)), two(2 / T), two(split=Decomposition({"": x}, exp(gated("") * 2)))):
-        names = {f.name for f in report(h).facts}
-        assert not names & {"radius", "bounds"}
+        assert not facts_of(h, "radius") and not facts_of(h, "bounds")
 
 
 def test_each_leaf_of_a_tree_has_its_own_bounds():
@@ -305,7 +304,7 @@ def test_a_gate_that_passes_everything_on_short_rows_has_no_bound_there():
 
 def test_projections_have_no_certified_radius():
     h = quiver(EVERYWHERE, assume=(), orthogonalise="projection")
-    [fact] = [f for f in h.verify().facts if f.name == "radius"]
+    [fact] = facts_of(h, "radius")
     assert fact.value == "not certified"
     assert "least-squares" in fact.argument
     free = quiver({token: clip_gate(epsilon).per(mass)}, assume=(), orthogonalise="projection")
@@ -316,7 +315,7 @@ def test_projections_have_no_certified_radius():
 def test_gates_that_cancel_each_other_do_not_get_radius_0():
     """`𝒢` is the identity near `r = 1`, though no gate is. The report has no radius then."""
     for name in ("apc_obj", "apc, score", "sapo, score", "residual against the gated base", "tree, base made up for"):
-        assert "radius" not in {f.name for f in report(SPECS[name].h).facts}
+        assert not facts_of(SPECS[name].h, "radius")
     assert facts(SPECS["sapo"].h, "radius") == {"hierarchy": "0"}
 
 
@@ -346,7 +345,7 @@ def test_no_batch_exceeds_the_radius_of_a_crossing_and_one_comes_close(split, ti
     """`s_v - s_domain - s_modality + s_batch`: four means of |log r| at most, of one sign channel two and two."""
     h = crossed()
     h = h.replace(decomposition=split, gates={**h.gates, trajectory: clip_gate(BUDGET).per(N)})
-    radius = next(float(f.value) for f in h.verify().facts if f.name == "radius")
+    radius = float(facts_of(h, "radius")[0].value)
     assert radius == pytest.approx(BUDGET / times, rel=1e-15)
     where, signs = batch(h)
     for size, passes in ((radius * (1 - 1e-9), True), (radius * 1.2, False)):
@@ -372,7 +371,7 @@ def fact(name, gate, split=None, objective=None, **more):
         objective=objective or token_mean(),
         **more,
     )
-    (found,) = [f for f in h.verify().facts if f.name == name]
+    (found,) = facts_of(h, name)
     return found
 
 

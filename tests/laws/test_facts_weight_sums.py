@@ -90,6 +90,7 @@ USUAL = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", USUAL)
 def test_usual_means_are_named_and_their_sums_hold(name):
     mu, value, argument = USUAL[name]
@@ -116,6 +117,7 @@ UNUSUAL = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_sums_that_no_usual_mean_has_are_warnings(name):
     mu, stratum, words = UNUSUAL[name]

@@ -92,6 +92,7 @@ BASELINE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NO_BASELINE)
 def test_a_statistic_that_contains_the_own_sample_is_no_baseline(name):
@@ -105,6 +106,7 @@ def test_a_statistic_that_contains_the_own_sample_is_no_baseline(name):
     assert found.status == "refuted" or (found.status == "undecided" and name.startswith(("others of", "later"))), found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BASELINE)
 def test_a_statistic_without_the_own_sample_is_a_baseline(name):
     formula, said = BASELINE[name]
@@ -134,6 +136,7 @@ PREFIX = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*AHEAD, *PREFIX])
 def test_a_weight_is_causal_unless_its_statistics_contain_later_tokens(name):
     found = of("causal", objective=token_mean().weigh({**AHEAD, **PREFIX}[name]))

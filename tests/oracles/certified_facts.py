@@ -12,6 +12,10 @@ from fuzz.judges.judge import OfHierarchy
 from fuzz.judges.level_facts import LevelFacts
 
 from fibration.language.atoms import Component, Count, Stratum
+from fibration.language.hierarchy import FOUNDATIONS
+from fibration.laws import verify
+from fibration.laws.facts import certified
+from fibration.laws.subject import Subject
 from oracles.definition import World
 from oracles.fact_text import number, parameter_values
 
@@ -21,8 +25,22 @@ def report(h):
     return h.verify()
 
 
+SEARCHED = ("reversal", "amplification")  # these search many batches
+
+
+@functools.cache
+def facts_of(h, name):
+    """The facts of one name, as the report lists them. What is `SEARCHED` for other facts is left out."""
+    verdicts = h.verify().verdicts
+    if any(v.law in FOUNDATIONS and v.fails for v in verdicts):
+        return ()
+    groups = certified.facts(verify.SUBJECTS.of(h, lambda: Subject(h, list(verdicts))))
+    asked = (some for group, some in groups if group == name or group not in SEARCHED)
+    return tuple(f for some in asked for f in some if f.name == name)
+
+
 def facts(h, name):
-    return {f.subject: f.value for f in report(h).facts if f.name == name}
+    return {f.subject: f.value for f in facts_of(h, name)}
 
 
 def judged(h):

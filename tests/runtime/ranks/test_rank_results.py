@@ -121,6 +121,7 @@ CHOSEN = {"c": OF_EVERY_KIND if ALL else FEW[1:], "triton": FEW if ALL else FEW[
 BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(CHOSEN[b.name])]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
 def test_compiled_backends_on_ranks_equal_one_process(name, backend, dtype):
