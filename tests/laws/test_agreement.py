@@ -24,6 +24,7 @@ from hierarchies.weights_and_masks import (
     one,
     rho,
 )
+from oracles.certified_facts import decided
 from oracles.counterexample_json import from_json
 
 from fibration import (
@@ -79,7 +80,7 @@ def test_each_slip_is_refuted_by_the_law_that_it_breaks(name):
 @pytest.mark.parametrize("name", STOPS_WRONG)
 def test_a_stop_in_the_wrong_place_changes_the_gradient(name):
     h = STOPS_WRONG[name]
-    verdict = next(v for v in h.verify().verdicts if v.law == "gradient")
+    verdict = decided(h, "gradient")[0]
     assert verdict.status == "refuted"
     values = from_json(h, verdict).counterexample.values
     if "coefficients" not in values:
@@ -242,7 +243,7 @@ def test_a_log_prob_is_never_above_0():
     for weight in (
         2 - exp(log_prob(p)) for p in (weights_and_masks.old, weights_and_masks.current, weights_and_masks.rollout)
     ):
-        verdicts = [v for v in one(mu.weigh(weight)).verify().verdicts if v.law == "objective"]
+        verdicts = decided(one(mu.weigh(weight)), "objective")
         assert [v.status for v in verdicts] == ["proved", "proved"]
     largest_of_all = 2 - largest(exp(log_prob(weights_and_masks.old)), over=trajectory)
     assert one(mu.weigh(largest_of_all)).verify().verdicts[-1].law
@@ -267,5 +268,5 @@ def test_the_law_gradient_ignores_weights():
 
 def test_the_report_names_no_bound_that_always_holds():
     """`C` is above 1, so the other bound always holds and is no reason for the failure."""
-    (found,) = (v for v in one(mu.keep((rho > 1 / C) & (rho <= 1))).verify().verdicts if v.law == "mask_open")
+    (found,) = decided(one(mu.keep((rho > 1 / C) & (rho <= 1))), "mask_open")
     assert found.status == "refuted" and found.found.endswith(" <= 1))")

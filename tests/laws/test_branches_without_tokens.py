@@ -6,7 +6,7 @@ or assumes that it is populated, is.
 
 import pytest
 from hierarchies.quivers import batch, image, make, text, trajectory
-from oracles.certified_facts import facts_of
+from oracles.certified_facts import decided, facts_of
 
 from fibration import (
     Attribute,
@@ -62,7 +62,7 @@ def kept(condition, normaliser="all", **more):
 
 
 def status(h, law, subject=None):
-    found = [v.status for v in h.verify().verdicts if v.law == law and subject in (None, v.subject)]
+    found = [v.status for v in decided(h, law) if subject in (None, v.subject)]
     return next((s for s in ("refuted", "undecided") if s in found), "proved" if found else "none")
 
 

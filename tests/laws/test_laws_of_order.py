@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 from hierarchies.weights_and_masks import C, k, mu, old, one, rho, token, trajectory, x
-from oracles.certified_facts import facts_of
+from oracles.certified_facts import decided, facts_of
 
 from fibration import (
     Gate,
@@ -86,7 +86,7 @@ def test_a_stopped_prefix_in_a_decomposition_keeps_the_gradient():
     """Its value is another ratio than the token's. The gradient on policy is right."""
     h = of_tokens(x + stop(before(x, over=trajectory)), gate=clip_gate(epsilon))
     assert set(failing(h)) == {"recovery", "first_order"}
-    verdict = next(v for v in h.verify().verdicts if v.law == "gradient")
+    verdict = decided(h, "gradient")[0]
     assert verdict.status == "proved" and "stopped" in verdict.argument
     assert h.replace(gives_up={"recovery": "a prefix's ratio", "first_order": "a prefix's ratio"}).verify().ok
 
@@ -128,7 +128,7 @@ def test_penalties_and_advantages_with_order_functions_need_a_value():
         ({"advantages": centred(reward, over=group, leave_one_out=True)}, "proved"),
         ({"advantages": log(reward)}, "refuted"),
     ):
-        found = [v for v in one(groups=[group], **more).verify().verdicts if v.law == "objective"]
+        found = decided(one(groups=[group], **more), "objective")
         assert ("refuted" in {v.status for v in found}) is (status == "refuted"), (more, found)
         assert {v.status for v in found} <= {"proved", "refuted"} and len(found) > 1
 

@@ -1,4 +1,4 @@
-"""The certified facts of a hierarchy, and batches on which tests check them."""
+"""The verdicts on one law and the facts of one name, without the others; and batches on which tests check facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzz.judges.level_facts import LevelFacts
 
 from fibration.language.atoms import Component, Count, Stratum
 from fibration.language.hierarchy import FOUNDATIONS
-from fibration.laws import verify
+from fibration.laws import LAWS, verify
 from fibration.laws.facts import certified
 from fibration.laws.subject import Subject
 from oracles.definition import World
@@ -26,6 +26,19 @@ def report(h):
 
 
 SEARCHED = ("reversal", "amplification")  # these search many batches
+
+
+@functools.cache
+def decided(h, law):
+    """The verdicts on one law, as the report lists them. The laws after it are not asked, and reasons are not applied."""
+    subject = Subject(h, [])
+    for name, asked in LAWS.items():
+        subject.verdicts.extend(asked.decide(subject))
+        subject.before.append(asked)
+        if name == law or (asked.needed_by_all and subject.first_failure(name)):
+            break
+    assert not any(v.internal_error for v in subject.verdicts), subject.verdicts
+    return tuple(v for v in subject.verdicts if v.law == law)
 
 
 @functools.cache
