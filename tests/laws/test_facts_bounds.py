@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hierarchies import builders
-from hierarchies.builders import T, budget, chain, domain, epsilon, one, prompt_group, trajectory, two, x
+from hierarchies.builders import T, budget, chain, epsilon, one, prompt_group, trajectory, two, x
 from hierarchies.edges import N, crossed, index
 from hierarchies.first_order_specs import (
     DROPPED,
@@ -24,7 +24,7 @@ from hierarchies.first_order_specs import (
     quiver,
 )
 from hierarchies.quivers import text, turn
-from oracles.certified_facts import facts, facts_of, forest, judged, levels, report
+from oracles.certified_facts import facts, facts_of, forest, judged, report
 from oracles.fact_text import interval, number, parameter_values
 from oracles.interpreter import Interpreter
 from support import operator
@@ -139,40 +139,6 @@ def test_fiberpo_bounds_are_approached(sign):
     xs[0] = sign * values[f"C_trajectory[{own}]"] * size * (1 - 1e-9)
     reached = float(np.log(n.ratio(xs))[0])
     assert reached == pytest.approx(high if sign > 0 else low, rel=0.01)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_fiberpo_domain_bounds_are_approached(sign):
-    """Every level is at the end of its budget. The bound is the sum over levels."""
-    h = load("fiberpo_domain")
-    values = parameter_values(h)
-    low, high = interval(facts(h, "bounds")["log 𝒢"], values)
-    own, other = ("+", "-") if sign > 0 else ("-", "+")
-    budget_of = {c: [values[f"C_{s}[{c}]"] * (1 - 1e-9) for s in (domain, prompt_group, trajectory)] for c in "+-"}
-    fan, tokens = 3, 400
-    d, g, t = budget_of[own]
-    goal = _trajectory_means(d, g, t, fan)
-    d2, g2, t2 = budget_of[other]
-    away = _trajectory_means(1.05 * d2 + g2 + t2 + values["epsilon"], -g2, -t2, fan)
-    n = Interpreter(forest(h, (fan, fan, tokens)))
-    xs = []
-    for up, down in zip(goal, away, strict=True):
-        xs += [sign * up * tokens, *[-sign * down * tokens / (tokens - 1)] * (tokens - 1)]
-    added = levels(n, np.array(xs))
-    for stratum, bound in facts(h, "bounds").items():
-        if stratum != "log 𝒢":
-            limits = interval(bound, values)
-            level = added[next(s for s in h.order if stratum == f"{s} level")]
-            assert sign * float(level[0]) == pytest.approx(max(sign * v for v in limits), rel=0.01)
-    reached = float(np.log(n.ratio(np.array(xs)))[0])
-    assert reached == pytest.approx(high if sign > 0 else low, rel=0.01)
-
-
-def _trajectory_means(base, group, own, fan):
-    """Means of trajectories, so that the first deviates by `own` from its group, and that by `group` from `base`."""
-    groups = [base + group, *[base - group / (fan - 1)] * (fan - 1)]
-    first = [groups[0] + own, *[groups[0] - own / (fan - 1)] * (fan - 1)]
-    return [*first, *(m for m in groups[1:] for _ in range(fan))]
 
 
 @pytest.mark.sampled

@@ -84,18 +84,6 @@ def settings_of(h, given):
     return found
 
 
-def levels(n, xs, advantages=None):
-    """What every level gives, as it is added up: per stratum, the plus channel less the minus channel."""
-    outputs = n.run("levels", xs, advantages)
-    found = {}
-    for s in n.h.order:
-        if n.h.decomposition.channels == ("",):
-            found[s] = outputs[f"gated_{s}"]
-        else:
-            found[s] = outputs[f"gated_{s}_plus"] - outputs[f"gated_{s}_minus"]
-    return found
-
-
 UNIT, TINY = Fraction(1, 10**12), Fraction(1, 10**30)
 
 
