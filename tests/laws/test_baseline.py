@@ -6,7 +6,6 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-from fuzz.judges.judge import verdicts
 from hierarchies.baselines import (
     ONWARD_RIGHT,
     ONWARD_WRONG,
@@ -25,6 +24,7 @@ from hierarchies.baselines import (
     token,
     trajectory,
 )
+from oracles.certified_facts import decided
 
 from fibration import (
     Attribute,
@@ -52,7 +52,7 @@ BANDITS = [
 
 
 def verdict(formula):
-    (found,) = verdicts(spec(formula), ("baseline",), 60, foundations=True)
+    (found,) = decided(spec(formula), "baseline", alone=True)
     return found
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from fuzz.judges.judge import verdicts
+from oracles.certified_facts import decided
 
 import fibration
 from fibration import (
@@ -51,7 +51,7 @@ def spec(formula, fibrations=IN_TURNS, **more):
 
 
 def verdict(h):
-    (found,) = (v for v in verdicts(h, ("baseline",), 60, foundations=True) if "left" not in v.subject)
+    (found,) = (v for v in decided(h, "baseline", alone=True) if "left" not in v.subject)
     return found
 
 

@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import pytest
 from fuzz.dual_numbers import value_of
-from fuzz.judges.judge import verdicts
 from fuzz.witnesses import are_close, world_of
 from hierarchies import weights_and_masks
 from hierarchies.weights_and_masks import RIGHT, C, batch, current, entropy, k, mu, old, one, rho, token, trajectory, x
+from oracles.certified_facts import decided
 from oracles.counterexample_json import from_json
 
 from fibration import (
@@ -42,8 +42,8 @@ T = count(weights_and_masks.token, over=trajectory)
 first = Attribute("first", on=trajectory, positive=False)
 
 
-def decided(objective, make=one, **more):
-    return verdicts(make(objective, **more), ("causal",), 60, foundations=True)
+def verdicts(objective, make=one, **more):
+    return decided(make(objective, **more), "causal", alone=True)
 
 
 # What looks ahead.
@@ -81,7 +81,7 @@ FINE = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", FINE)
 def test_a_weight_that_reads_earlier_tokens_is_proved(name):
-    found = decided(FINE[name], groups=[prompt_group])
+    found = verdicts(FINE[name], groups=[prompt_group])
     assert found and all(v.status == "proved" for v in found), found
 
 
@@ -97,10 +97,10 @@ def of_turns(objective):
 
 
 def test_a_prefix_of_turns_is_proved_under_a_stated_assumption():
-    (verdict,) = decided(mu.weigh(exp(before(mean(k, over=turn), over=trajectory, of=turn))), of_turns)
+    (verdict,) = verdicts(mu.weigh(exp(before(mean(k, over=turn), over=trajectory, of=turn))), of_turns)
     assert verdict.status == "proved" and "ends before it begins" in verdict.argument
     for weight, status in ((1 / (1 + position(over=trajectory, of=turn)), "proved"), (exp(mean(k, over=turn)), "refuted")):
-        assert [v.status for v in decided(mu.weigh(weight), of_turns)] == [status]
+        assert [v.status for v in verdicts(mu.weigh(weight), of_turns)] == [status]
 
 
 BY_TURNS = {  # which read how many turns there are
@@ -117,7 +117,7 @@ def test_a_weight_that_reads_later_tokens_is_refuted_by_a_row(name):
     """Of the number of turns, the counterexample has one turn less without its last token."""
     make, objective = (one, AHEAD[name]) if name in AHEAD else (of_turns, BY_TURNS[name])
     h = make(objective)
-    (verdict,) = decided(objective, make)
+    (verdict,) = verdicts(objective, make)
     assert verdict.status == "refuted", verdict
     told = from_json(h, verdict).counterexample
     now, values = world_of(h, told), told.values
@@ -149,8 +149,8 @@ def before_it(world, values):
 
 
 def test_causal_has_no_verdict_without_weights_or_conditions():
-    assert decided(mu) == []
-    assert [v.status for v in decided(mu.weigh(rho).keep(rho < C))] == ["proved", "proved"]
+    assert not verdicts(mu)
+    assert [v.status for v in verdicts(mu.weigh(rho).keep(rho < C))] == ["proved", "proved"]
     given_up = one(mu, gives_up={"causal": "the whole row"}).verify()
     assert not given_up.ok and "nothing to speak of" in str(given_up)
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fuzz.judges.judge import verdicts
 from hierarchies import divergences
 from hierarchies.divergences import RIGHT, UNDECIDED, WRONG, Term, d, entropy, slope, x
+from oracles.certified_facts import decided
 
 from fibration import Penalty, advantage, sqrt, where
 
@@ -17,7 +17,7 @@ NAMES = {"current": "l", "old": "o", "reference": "q", "rollout": "w"}
 
 
 def verdict(term):
-    (found,) = verdicts(term.hierarchy, ("kl_gradient",), 60, foundations=True)
+    (found,) = decided(term.hierarchy, "kl_gradient", alone=True)
     return found
 
 

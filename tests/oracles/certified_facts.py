@@ -29,10 +29,15 @@ SEARCHED = ("reversal", "amplification")  # these search many batches
 
 
 @functools.cache
-def decided(h, law):
-    """The verdicts on one law, as the report lists them. The laws after it are not asked, and reasons are not applied."""
+def decided(h, law, alone=False):
+    """The verdicts on one law, as the report lists them, without reasons. Laws after it are not asked.
+
+    `alone`: nor are those before it, but for the foundations.
+    """
     subject = Subject(h, [])
     for name, asked in LAWS.items():
+        if alone and name not in (*FOUNDATIONS, law):
+            continue
         subject.verdicts.extend(asked.decide(subject))
         subject.before.append(asked)
         if name == law or (asked.needed_by_all and subject.first_failure(name)):
