@@ -170,9 +170,12 @@ class Ends(torch.autograd.Function):
 def ends(log_probs, advantages, mask):
     return Ends.apply(log_probs)
 
+forked = []
+
 def right(log_probs, advantages, mask):
     os.write(1, b"::error::in the call\\n")
-    os.fork()
+    if not forked:
+        forked.append(os.fork())
     return -(log_probs * advantages[:, None] * mask).sum() / mask.sum()
 """
 
