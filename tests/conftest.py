@@ -37,6 +37,7 @@ gc.set_threshold(20_000, 20, 20)  # a test makes little garbage, and many object
 
 if not ALL:
     quick_fractions.quicken()
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiles in less time
 
 settings.register_profile(
     "deterministic",

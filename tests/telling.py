@@ -40,6 +40,7 @@ TELLING = (
     "compiler/test_rules.py::test_a_rule_keeps_every_value_on_its_domain[add(neg(exp($0)), 1.0)]",
     "compiler/test_rules.py::test_a_rule_keeps_every_value_on_its_domain[lt(select($3, $6, $7), $5)]",
     "compiler/test_plans_on_ranks.py::test_every_rank_has_the_results_of_one_process[fiberpo_inward-cut]",
+    "laws/test_equivalent_terms.py::test_different_losses_are_refuted_by_a_batch[k2 and k3]",
     "laws/test_facts_amplification.py::test_an_amplification_that_is_not_certified_says_why[h3-reads more of the batch]",
     "laws/test_first_order.py::test_a_bent_two_channel_recovery_keeps_first_order_only_with_identity_gates",
     "laws/test_gradient.py::test_the_verdict_on_gradient_is_the_expected_one[intermediate residuals dropped]",

@@ -27,7 +27,7 @@ LOSS = """
 def loss(log_probs, old_log_probs, advantages, mask):
     return -(log_probs * advantages * mask).sum() / mask.sum()
 """
-COMMANDS = [["verify", "ppo"], ["compare", "ppo", "ppo"], ["audit", "loss.py:loss"]]
+COMMANDS = [["verify", "ppo"], ["compare", "ppo", "ppo"], ["audit", "loss.py:loss", "--as", "ppo"]]
 
 
 def command(*arguments: object) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 | | command | parametrised tests | random cases, backends, dtypes |
 |---|---|---|---|
 | few | `make test` | all of most functions; `FEW` of one marked `sampled`, none of one marked `thorough`; those of `telling.py` | a slice |
-| most | `make test-all`, which CI runs | all of most functions; of one marked `sampled` with over `MANY` cases every other | a slice |
+| most | `make test-all`, which CI runs | all of most functions; of one marked `sampled` every other over `MANY` cases, every third over `VERY_MANY` | a slice |
 | all | `FIBRATION_TESTS=all make test` | all cases | everything: hours, for changes deep in the laws or the compiler |
 """
 
@@ -21,7 +21,7 @@ LEVEL = os.environ.get("FIBRATION_TESTS", "few")
 assert LEVEL in ("few", "most", "all"), f"FIBRATION_TESTS is few, most or all, and not {LEVEL!r}"
 ALL = LEVEL == "all"
 FEW = 2
-MANY = 8
+MANY, VERY_MANY = 8, 24
 
 
 def some(everything, step, start=0):
@@ -60,5 +60,5 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 def _kept(n: int) -> Iterable[int]:
     """Which of `n` cases stay, evenly spaced."""
     if LEVEL == "most":
-        return range(0, n, 2 if n > MANY else 1)
+        return range(0, n, 1 + (n > MANY) + (n > VERY_MANY))
     return [k * (n - 1) // (FEW - 1) for k in range(FEW)] if n > FEW else range(n)

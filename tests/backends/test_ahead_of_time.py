@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from hierarchies.random_chains import candidate
+from hierarchies.random_chains import chain
 from support import triton_artifact
 from thorough import ALL
 
@@ -58,6 +58,7 @@ def ahead():
         return {k: future.result() for k, future in made.items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("arch", "program", "names"), AHEAD, ids=lambda v: v if isinstance(v, str) else "")
 def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, program, names):
@@ -107,7 +108,7 @@ def test_other_layouts_and_dtypes_compile():
 @pytest.mark.thorough
 def test_a_random_chain_compiles_ahead_of_time():
     """Gates of many kinds, a stratum under the rows, attributes."""
-    made = generate(candidate(9), "triton")
+    made = generate(chain(9), "triton")
     wanted = list(requests(made.plans, "gate_adjoint"))[: None if ALL else 1]
     assert all(k.binary for k in aot.compile_kernels(made.source, wanted, arch="sm_90"))
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hierarchies.random_chains import ROOT, batch_for, candidate
+from hierarchies.random_chains import ROOT, batch_for, chain
 from oracles.backend_cases import (
     BACKENDS_HERE,
     F32,
@@ -40,7 +40,7 @@ MIX = (F64, F32, torch.bfloat16, F64, F32, torch.float16, F32)  # the precision 
 
 @functools.cache
 def random_case(seed: int, dtype: torch.dtype, direct: bool = False, small: bool = False) -> Case:
-    h = candidate(seed)
+    h = chain(seed)
     return case(h, batch_for(h, seed + 1000 * direct, small), dtype, seed, direct)
 
 
@@ -82,7 +82,7 @@ def test_the_rounding_bounds_are_tight():
 @pytest.mark.thorough
 def test_the_random_chains_cover_every_shape_and_gate():
     """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
-    chains = [candidate(seed) for seed in range(CHAINS)]
+    chains = [chain(seed) for seed in range(CHAINS)]
     assert {len(h.order) for h in chains} == {1, 2, 3, 4, 5, 6}
     written = " ".join(g.written for h in chains for g in h.gates.values())
     for made in CONSTRUCTORS.values():
@@ -108,7 +108,7 @@ def test_the_random_chains_cover_every_shape_and_gate():
 def test_every_regime_occurs_in_random_chains():
     seen: dict[str, float] = dict.fromkeys(("passed", "rolled_back", "zeroed", "limited", "attenuated"), 0)
     for seed in range(1, CHAINS, 4):
-        h = candidate(seed)
+        h = chain(seed)
         b = batch_for(h, seed)
         layout = indexed(h, b)
         for name, value in Truth(layout, b.x, b.advantages, b.parameters, ROUNDOFF[F64]).run("evaluate").items():

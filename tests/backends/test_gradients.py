@@ -6,13 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from oracles.definition import exact
 from oracles.interpreter import Interpreter, central
 from support import (
     Batch,
-    cases,
     coefficients,
     example_words,
     operator,
@@ -24,7 +21,6 @@ from support import (
     token,
     trajectory,
 )
-from thorough import ALL
 
 from fibration import (
     Fibration,
@@ -131,40 +127,6 @@ def test_every_gates_backward_pass_is_its_transposed_jacobian(text, level, coord
         assert back.abs().sum().item() == pytest.approx(
             np.abs(layout.read(back)).sum(), rel=1e-12
         )  # nothing under the mask
-
-
-@pytest.mark.thorough
-@settings(max_examples=120 if ALL else 60)
-@given(case=cases(), seed=st.integers(0, 9))
-def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
-    """`sum c_i v_i` against forward differentiation of the definition in rationals; many x are exactly 0."""
-    hierarchy, batch = case
-    direction = np.random.default_rng(seed).integers(-4, 5, size=batch.tokens)
-    truth = exact(hierarchy, batch, direction)
-    assume(truth.margin > 1e-9)
-    op = operator(hierarchy)
-    values, _ = coefficients(op, packed(op, batch), batch)
-    size = np.abs(values) @ np.abs(direction)
-    assert values @ direction == pytest.approx(truth.slope, rel=1e-10, abs=1e-12 * max(size, 1))
-
-
-@pytest.mark.thorough
-@settings(max_examples=60 if ALL else 30)
-@given(case=cases(), seed=st.integers(0, 9))
-def test_backward_of_random_gates_is_exact(case, seed):
-    """`u^T J v` from the backward against the definition's directional derivative."""
-    hierarchy, batch = case
-    generator = np.random.default_rng(seed)
-    direction, cotangent = generator.integers(-4, 5, size=(2, batch.tokens)).astype(float)
-    truth = exact(hierarchy, batch, direction)
-    assume(truth.margin > 1e-9)
-    op = operator(hierarchy)
-    layout = packed(op, batch)
-    x = layout.tensor(batch.x).requires_grad_()
-    gated = op.gate(x, layout.index, advantages=layout.tensor(batch.advantages))
-    (back,) = torch.autograd.grad(gated, x, torch.from_numpy(cotangent))
-    size = np.abs(back.numpy()) @ np.abs(direction) + np.abs(truth.ratio_slope) @ np.abs(cotangent)
-    assert back.numpy() @ direction == pytest.approx(cotangent @ truth.ratio_slope, rel=1e-10, abs=1e-12 * max(size, 1))
 
 
 # ---------------------------------------------------------------- the on-policy point

@@ -49,6 +49,7 @@ def test_the_page_has_the_numbers_of_the_table():
     assert shown == [[s["token"], s["row"], s["registers"]] for s in sweeps]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "program"), PROGRAMS)
 def test_a_sweep_takes_no_more_instructions_than_its_budget(name, program, tmp_path):

@@ -175,6 +175,7 @@ def test_long_sums_have_few_roundings_in_float32():
         assert np.asarray(found, np.float64) == pytest.approx(x.astype(np.float64).sum(1), rel=64 * 2.0**-24)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["padded", "packed", "group"])
 def test_sums_in_order_and_quantiles_skip_masked_tokens(kind):
     """Against plain loops; rows with holes, an empty row, and groups of tokens in any order."""
@@ -248,6 +249,7 @@ def labels_check():
     return is_sound
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("what", "change"),
     {
@@ -371,6 +373,7 @@ def imported(source):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo_k3", "ctpo", "kl_cov"])
 def test_a_module_imports_jax_alone(name):
     wanted = {"__future__", "math", "typing", "jax", "jax.numpy"}

@@ -27,6 +27,7 @@ def answers(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_launches(name, answers):
     assert not answers[name], answers[name]

@@ -153,6 +153,7 @@ def batch_for(shape, which):
     return Batch(LENGTHS, x, advantages, labels, weights=1 + np.arange(len(ROW)) % 4 / 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("backend", "name"), [pytest.param(b, n, marks=pytest.mark.thorough) if b.name != "torch" else (b, n) for b, n in CASES],
     indirect=["backend"], ids=str,

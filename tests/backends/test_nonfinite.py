@@ -285,6 +285,7 @@ WITHOUT_VALUES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WITHOUT_VALUES)
 @pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)
 def test_constants_without_a_finite_value_are_those_of_the_interpreter(backend, name):

@@ -379,7 +379,7 @@ def test_a_pass_reads_its_own_sums_and_counts_positions_itself():
 def drawn(seed: int, dtype, small: bool, direct: bool = False) -> Case:
     """Even seeds are chains, odd ones trees and quivers."""
     kind, number = (random_quivers, seed // 2 % random_quivers.COUNT) if seed % 2 else (random_chains, seed // 2)
-    h = kind.quiver(number) if seed % 2 else kind.candidate(number)
+    h = kind.quiver(number) if seed % 2 else kind.chain(number)
     return case(with_order(h, seed), with_policies(kind.batch_for(h, seed, small=small), seed), dtype, seed, direct)
 
 

@@ -66,6 +66,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "program", "kind", "dtype"), dict.fromkeys([*SOME, *EVERY] if ALL else SOME), ids=str)
 def test_emulated_ptx_programs_equal_the_interpreter(emitter, name, program, kind, dtype):

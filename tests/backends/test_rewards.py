@@ -104,7 +104,7 @@ def test_random_formulas_for_advantages_equal_fractions(seed):
         h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
         batch = halved(random_quivers.batch_for(h, seed, small=True))
     else:
-        h = random_chains.candidate(seed // 2)
+        h = random_chains.chain(seed // 2)
         batch = halved(random_chains.batch_for(h, seed, small=True))
     if sum(n > 0 for n in batch.lengths) < 2:
         pytest.skip("one row has no others")

@@ -224,6 +224,7 @@ def test_the_kinds_of_arguments_are_those_of_the_compiler():
         assert [k for k, row in KINDS.items() if str(getattr(row, word)) == value] == getattr(calling, kinds), kinds
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "backend"), LINES)
 def test_a_module_stays_as_short_as_it_is(name, backend, tmp_path):

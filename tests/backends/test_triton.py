@@ -131,6 +131,7 @@ def test_constants_keep_every_digit_in_float64():
 # ---------------------------------------------------------------- the source
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo_domain"])
 def test_a_module_imports_only_torch_and_triton(name):
     source = alone(triton_artifact(name).source)

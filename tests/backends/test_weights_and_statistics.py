@@ -76,7 +76,7 @@ def drawn(kind, seed, dtype=F64, direct=False):
         h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
         made = random_quivers.batch_for(h, seed, small=True)
     else:
-        h = random_chains.candidate(seed // 2)
+        h = random_chains.chain(seed // 2)
         made = random_chains.batch_for(h, seed, small=True)
     find = against_dense if seed % 2 else case
     return find(KINDS[kind][0](h, seed), with_policies(made, seed), dtype, seed, direct)

@@ -69,6 +69,7 @@ GRAVITIES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("words", "codes", "outcome"), GRAVITIES, ids=[g[2] for g in GRAVITIES])
 def test_the_gravest_finding_decides_the_exit_code(config, words, codes, outcome):
     for fail_on, expected in codes.items():
@@ -152,6 +153,7 @@ def test_two_configs_with_other_numbers_are_other_losses(config):
     assert f"fix: in {config} write epsilon_high=0.28: then both declare the same" in flat(output)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", ["epsilon=0.25", "epsilon_high=0.21", "delta=4", "scale_rewards=none"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_another_number_is_seen_through_advantages_of_rewards(config, loss_type, number):
@@ -264,6 +266,7 @@ def test_a_function_is_audited_beside_a_config(config, tmp_path):
     assert code == 0 and json.loads(output)["losses"][0]["parameters"]["epsilon_high"] == 0.2
 
 
+@pytest.mark.thorough
 def test_a_function_is_audited_beside_a_config_of_verl(tmp_path):
     (tmp_path / "my.py").write_text(FUNCTIONS)
     options = {"adv_estimator": "grpo"}, {"rollout": {"n": 8}, "actor": {"loss_agg_mode": "token-mean"}}
@@ -289,6 +292,7 @@ def test_numbers_beside_a_loss_are_its_parameters(tmp_path):
         assert code == 2 and word.split("=")[0] in output
 
 
+@pytest.mark.thorough
 def test_several_configs_are_told_apart(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.yaml").write_text("loss_type: dapo\nbeta: 0.04\n")

@@ -139,6 +139,7 @@ def test_a_path_on_the_command_line_selects_its_specs_and_tests(project: pytest.
     assert project.runpytest(*USED, "specs/a.py::third").ret == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.thorough
 def test_deselected_and_ignored_specs_are_not_collected(project: pytest.Pytester) -> None:
     assert ids(project, "-k", "other") == ["specs/a.py::other"]
     assert ids(project, "-k", "not specs") == [ORDINARY]
@@ -150,6 +151,7 @@ def test_deselected_and_ignored_specs_are_not_collected(project: pytest.Pytester
     assert ids(project, "-o", "fibration_specs=") == [ORDINARY]
 
 
+@pytest.mark.thorough
 def test_last_failed_runs_only_the_failed_specs(project: pytest.Pytester) -> None:
     with_cache = ["-p", "_fibration_pytest", "-W", "error"]
     project.runpytest(*with_cache).assert_outcomes(passed=3, failed=1)
@@ -166,12 +168,14 @@ def test_specs_are_relative_to_the_file_that_names_them_and_options_to_the_folde
     assert ids(project, "--fibration", "mine.py") == ["below/mine.py::good", *SPECS]
 
 
+@pytest.mark.thorough
 def test_specs_in_a_folder_that_pytest_ignores_are_collected(project: pytest.Pytester) -> None:
     write(project, {"build/kept.py": GOOD})
     configure(project, "build")
     assert ids(project) == ["build/kept.py::good", ORDINARY]
 
 
+@pytest.mark.thorough
 def test_specs_outside_the_project_are_collected(
     project: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -182,12 +186,14 @@ def test_specs_outside_the_project_are_collected(
     project.runpytest(*USED).assert_outcomes(passed=3)
 
 
+@pytest.mark.thorough
 def test_the_folder_of_a_spec_may_be_a_package_that_does_not_import(project: pytest.Pytester) -> None:
     write(project, {"specs/__init__.py": "raise ImportError"})
     project.runpytest(*USED).assert_outcomes(passed=3, failed=1)
     project.runpytest(*USED, "specs").assert_outcomes(passed=2, failed=1)
 
 
+@pytest.mark.thorough
 def test_a_file_may_hold_a_spec_and_its_tests(project: pytest.Pytester) -> None:
     write(project, {"test_mine.py": GOOD + "\ndef test_name(): assert good.name == 'good_name'"})
     configure(project, "test_mine.py")

@@ -200,6 +200,7 @@ GRAVE = [  # options, the gravest findings: severity and words
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("options", "severity", "words"), GRAVE, ids=[str(g[0]) for g in GRAVE])
 def test_a_config_has_findings_of_this_severity(options, severity, words):
     found = of(**options).findings

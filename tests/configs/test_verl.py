@@ -134,6 +134,7 @@ def test_an_option_that_touches_the_loss_changes_what_is_read(name):
     assert outcome({**without, name: value}) != outcome(without)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_a_value_of_another_kind_is_refused_or_changes_nothing_silently(name):
     """An option that is read refuses an object that no YAML of verl has there."""
@@ -144,6 +145,7 @@ def test_a_value_of_another_kind_is_refused_or_changes_nothing_silently(name):
     assert isinstance(text, str) and name in text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_each_reason_begins_with_the_option_that_breaks_the_law(name):
     value, beside = CHANGES[name]

@@ -62,13 +62,13 @@ def hierarchies_in(value: Any) -> Iterator[Hierarchy]:
 
 def _structure(seed: int) -> Hierarchy:
     odd = seed % 2
-    return random_quivers.quiver(seed // 2 % random_quivers.COUNT) if odd else random_chains.candidate(seed)
+    return random_quivers.quiver(seed // 2 % random_quivers.COUNT) if odd else random_chains.chain(seed)
 
 
 FAMILIES: dict[str, Callable[[int], Hierarchy]] = {
     "chains of few parts": random_hierarchy,
-    "chains": random_chains.candidate,
-    "linear chains": random_chains.linear_candidate,
+    "chains": random_chains.chain,
+    "linear chains": random_chains.linear_chain,
     "trees and quivers": lambda seed: random_quivers.quiver(seed % random_quivers.COUNT),
     "levels": lambda seed: random_levels(random.Random(seed)),
     "token formulas": lambda seed: with_words(_structure(seed), seed),

@@ -125,7 +125,7 @@ def test_a_signal_to_the_caller_ends_the_process(number: signal.Signals, starts:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
             apart.turn_on()
-            attempt(f"{starts}os.write({{0}}, b'.'); time.sleep(600)".format(said))
+            attempt(f"{starts}time.sleep(0.3); os.write({{0}}, b'.'); time.sleep(600)".format(said))  # the caller waits
         finally:
             os._exit(0)
     os.close(said)
@@ -170,9 +170,12 @@ class Ends(torch.autograd.Function):
 def ends(log_probs, advantages, mask):
     return Ends.apply(log_probs)
 
+forked = []
+
 def right(log_probs, advantages, mask):
     os.write(1, b"::error::in the call\\n")
-    os.fork()
+    if not forked:
+        forked.append(os.fork())
     return -(log_probs * advantages[:, None] * mask).sum() / mask.sum()
 """
 

@@ -24,6 +24,7 @@ from hierarchies.baselines import (
     token,
     trajectory,
 )
+from oracles.certified_facts import decided
 
 from fibration import (
     Attribute,
@@ -51,7 +52,7 @@ BANDITS = [
 
 
 def verdict(formula):
-    (found,) = (v for v in spec(formula).verify().verdicts if v.law == "baseline")
+    (found,) = decided(spec(formula), "baseline", alone=True)
     return found
 
 
@@ -104,6 +105,7 @@ def test_the_factor_of_a_group_mean_is_stated_for_every_group_size():
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
 def test_the_expected_update_of_a_refuted_advantage_is_no_multiple_of_the_gradient(name):
     """No single factor fits all bandits of two answers."""
@@ -119,6 +121,7 @@ def test_the_expected_update_of_a_refuted_advantage_is_no_multiple_of_the_gradie
     assert len(set(steps)) == 2 or max(steps) <= 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
 def test_the_steps_in_a_counterexample_are_those_of_the_formula(name):
     """The formula in plain numbers is evaluated on the rewards of the counterexample."""
@@ -168,6 +171,7 @@ def two_steps(of):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*ONWARD_RIGHT, *ONWARD_WRONG])
 def test_an_advantage_per_token_is_the_reward_from_the_token_on_or_is_refuted(name):
     right = name in ONWARD_RIGHT
@@ -226,6 +230,7 @@ FACTORS = {  # what stands in the place of κ, or is taken off
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_factor_is_positive_and_constant_along_a_row(name):
     formula, status = FACTORS[name]

@@ -100,6 +100,7 @@ def test_different_losses_are_refuted_by_a_batch(name):
     shows(found.counterexample, DIFFERENT[name])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_every_shipped_loss_is_the_same_as_itself(name):
     """The name and the laws that it gives up do not matter."""
@@ -147,6 +148,7 @@ def test_the_heading_of_a_comparison_names_both_losses():
     assert str(late).startswith("gspo: not shown to be the same loss as 'dapo'\n")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("factor", [Fraction(1, 2), Fraction(3, 7), Fraction(64)])
 @pytest.mark.parametrize("name", ["dapo", "grpo_k3", "fiberpo"])
 def test_a_multiple_of_a_loss_is_named(name, factor):
@@ -338,6 +340,7 @@ def weighed(number, name="weighed"):
     return plain.replace(name=name, objective=token_mean().weigh(number + 0 * read), groups=[prompt_group])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", IMPOSSIBLE)
 def test_conditions_that_no_batch_meets_are_an_error(text):
     conditions = text.split("; ")
@@ -348,6 +351,7 @@ def test_conditions_that_no_batch_meets_are_an_error(text):
         assert "epsilon < 1000" not in caught.value.what and named == conditions[: len(named)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", RARE)
 def test_conditions_that_few_batches_meet_are_no_error(text):
     same_weight, other = (pair(weighed(2), weighed(w), text.split("; ")) for w in (4 / as_expression(2), 3))
@@ -381,6 +385,7 @@ OF_PARAMETERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OF_PARAMETERS)
 def test_a_parameter_on_a_stratum_has_a_value_per_element(name):
     other, when, status = OF_PARAMETERS[name]
@@ -469,6 +474,7 @@ def test_a_condition_keeps_its_sign_when_positive_factors_are_dropped():
 PROVED_BY_NOTHING = ["grpo and dapo", "gspo and its score", "flat at the bound itself", "a trajectory's ratio on policy"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*PROVED_BY_NOTHING, *some(loss_pairs_with_weights.DIFFERENT, 3)])
 def test_different_losses_are_never_proved_the_same(name):
     """The proof alone is tried, also for pairs whose difference the search did not find at first."""

@@ -7,12 +7,11 @@ from fractions import Fraction
 
 import pytest
 from fuzz.batches import Batches
-from fuzz.judges.judge import OfHierarchy
-from fuzz.judges.level_facts import LevelFacts, added, found_facts, of_rows
+from fuzz.judges.level_facts import added, found_facts, of_rows
 from fuzz.world import Batch, World
 from hierarchies.builders import FULL, budget, domain, prompt_group, token, trajectory
 from hierarchies.first_order_specs import SIGNED
-from oracles.certified_facts import report
+from oracles.certified_facts import facts_of, judged
 from support import spec
 from thorough import some
 
@@ -60,22 +59,17 @@ M, T = count(trajectory), count(token, over=trajectory)
 
 
 def facts(h, name):
-    return {f.subject.removeprefix("gate on "): f.value for f in report(h).facts if f.name == name}
+    return {f.subject.removeprefix("gate on "): f.value for f in facts_of(h, name)}
 
 
 # ---------------------------------------------------------------- share
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["gspo", "fiberpo", "fiberpo_domain", "fiberpo_domain_inward", "fiberpo_turns"])
 def test_what_is_said_of_the_levels_of_shipped_losses_holds(name):
     """Also of random towers, which the judge draws itself (`fuzz/test_judges.py`)."""
     judged(spec(name))
-
-
-def judged(h):
-    said, complaint = LevelFacts().judge(OfHierarchy(h), random.Random(5))
-    assert not complaint, complaint
-    return said
 
 
 def plain(*edges, rows=trajectory):
@@ -110,6 +104,7 @@ APART = {  # the levels that add 0 on policy, if every row has one advantage
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", APART)
 def test_a_level_is_said_to_add_nothing_exactly_if_it_lies_in_rows_with_all_that_it_subtracts(name):
     h, expected = APART[name]
@@ -248,6 +243,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("objective", CONDITIONS)
 def test_without_declared_advantages_a_level_is_idle_on_a_condition(objective):
     said = facts(tower("", objective), "idle")

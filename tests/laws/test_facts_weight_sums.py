@@ -67,16 +67,8 @@ def sums_hold(h, seed=0):
         assert not (complaint := wrong_weight(h, found, draw)), complaint
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", shipped())
-def test_sums_of_shipped_losses_hold_on_many_batches(name):
-    h = load(name)
-    sums_hold(h)
-    assert all(f.level == "note" and f.argument for f in weight(h))
-
-
 def test_no_shipped_loss_has_a_warning():
-    assert [name for name in shipped() for f in weight(load(name)) if f.level != "note"] == []
+    assert [name for name in shipped() for f in weight(load(name)) if f.level != "note" or not f.argument] == []
 
 
 USUAL = {
@@ -98,6 +90,7 @@ USUAL = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", USUAL)
 def test_usual_means_are_named_and_their_sums_hold(name):
     mu, value, argument = USUAL[name]
@@ -124,6 +117,7 @@ UNUSUAL = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_sums_that_no_usual_mean_has_are_warnings(name):
     mu, stratum, words = UNUSUAL[name]

@@ -137,6 +137,7 @@ FALLS_SHORT = {  # and the verdicts that no reason covers
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_reason_covers_the_fault_that_it_names(name):
     found = ACCEPTED[name].verify()
@@ -144,6 +145,7 @@ def test_a_reason_covers_the_fault_that_it_names(name):
     assert Hierarchy.model_validate_json(ACCEPTED[name].model_dump_json()).verify().to_dict() == found.to_dict()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FALLS_SHORT)
 def test_a_reason_covers_no_other_fault(name):
     h, keys = FALLS_SHORT[name]
@@ -191,6 +193,7 @@ NOTHING = {  # a key, of what hierarchy, and what is said of it
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_key_that_covers_nothing_is_refused(name):
     h, key, how = NOTHING[name]
@@ -282,6 +285,7 @@ LEFT = {  # what is given up, and whether what is left of the law is right
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LEFT)
 def test_the_remainder_of_a_given_up_law_is_decided(name):
     h, right = LEFT[name]

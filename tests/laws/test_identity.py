@@ -17,6 +17,7 @@ from hierarchies.quivers import (
 )
 from oracles import verdicts
 from oracles.backend_cases import BACKENDS_HERE
+from oracles.certified_facts import decided
 from thorough import ALL
 
 from fibration import (
@@ -54,7 +55,7 @@ def test_an_undecided_gate_is_reported_with_the_comparison_and_a_remedy():
     """The report shows the comparison, and names a gate to write."""
     found = {
         name: next(
-            v for v in UNDECIDABLE[name].hierarchy.verify().verdicts if v.law == "identity" and v.status == "undecided"
+            v for v in decided(UNDECIDABLE[name].hierarchy, "identity") if v.status == "undecided"
         )
         for name in (
             "wrong for an advantage that is no fraction",
@@ -70,7 +71,7 @@ def test_an_undecided_gate_is_reported_with_the_comparison_and_a_remedy():
 
 def test_a_clip_with_a_positive_lower_bound_is_refuted_with_a_remedy():
     low, high = Parameter("low", default=0.2, upper=1), Parameter("high", default=0.2)
-    verdict = next(v for v in one(Gate(clip(residual, low, high))).verify().verdicts if v.law == "identity")
+    verdict = decided(one(Gate(clip(residual, low, high))), "identity")[0]
     assert verdict.status == "refuted"
     assert verdict.remedy.startswith("write token: Gate(clip(residual, -low, high)) in gates")
     assert verdict.remedy.endswith("(parameters: low, high)")
@@ -193,5 +194,5 @@ def test_the_counterexample_names_the_channel_of_the_wrong_gate():
     found = h.replace(gates={token: {"+": identity_gate(), "-": zero_gate()}}).verify()
     told = next(v for v in found.verdicts if v.law == "identity")
     assert str(told.counterexample).startswith('on a token on channel "-": g(')
-    both = next(v for v in h.replace(gates={token: zero_gate()}).verify().verdicts if v.law == "identity")
+    both = decided(h.replace(gates={token: zero_gate()}), "identity")[0]
     assert str(both.counterexample).startswith("on a token: g(")

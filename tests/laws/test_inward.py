@@ -288,6 +288,7 @@ OF_DECOMPOSITIONS = {  # the status of R∘F, its fault, and the status of what 
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OF_DECOMPOSITIONS)
 def test_a_decomposition_with_stop_is_judged_as_a_gate_of_log_ratios(name):
     h, status, fault, rest = OF_DECOMPOSITIONS[name]

@@ -56,6 +56,7 @@ def test_wrong_hierarchies_that_differ_in_one_number_are_not_proved(name):
     verdicts.counterexamples_hold(h, found)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_gated_ratios_far_from_1_are_positive(name):
     """Tokens and their trajectories lie far above 1 and far below it, in every combination."""

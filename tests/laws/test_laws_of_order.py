@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 from hierarchies.weights_and_masks import C, k, mu, old, one, rho, token, trajectory, x
+from oracles.certified_facts import decided, facts_of
 
 from fibration import (
     Gate,
@@ -85,7 +86,7 @@ def test_a_stopped_prefix_in_a_decomposition_keeps_the_gradient():
     """Its value is another ratio than the token's. The gradient on policy is right."""
     h = of_tokens(x + stop(before(x, over=trajectory)), gate=clip_gate(epsilon))
     assert set(failing(h)) == {"recovery", "first_order"}
-    verdict = next(v for v in h.verify().verdicts if v.law == "gradient")
+    verdict = decided(h, "gradient")[0]
     assert verdict.status == "proved" and "stopped" in verdict.argument
     assert h.replace(gives_up={"recovery": "a prefix's ratio", "first_order": "a prefix's ratio"}).verify().ok
 
@@ -127,7 +128,7 @@ def test_penalties_and_advantages_with_order_functions_need_a_value():
         ({"advantages": centred(reward, over=group, leave_one_out=True)}, "proved"),
         ({"advantages": log(reward)}, "refuted"),
     ):
-        found = [v for v in one(groups=[group], **more).verify().verdicts if v.law == "objective"]
+        found = decided(one(groups=[group], **more), "objective")
         assert ("refuted" in {v.status for v in found}) is (status == "refuted"), (more, found)
         assert {v.status for v in found} <= {"proved", "refuted"} and len(found) > 1
 
@@ -137,12 +138,12 @@ def test_facts_of_a_gate_that_reads_order_say_what_is_certified():
     quiet = Gate(clip(residual, -epsilon * (1 + position(over=trajectory)), epsilon * (1 + position(over=trajectory))))
     report = one(gate=quiet, split=log_ratio()).verify()
     assert report.ok, report
-    amplification = next(f for f in report.facts if f.name == "amplification")
+    (amplification,) = facts_of(report.hierarchy, "amplification")
     assert "reached" not in amplification.value  # of tokens that are alike none is the first
     prefix = of_tokens(
         x + before(x, over=trajectory), gives_up=dict.fromkeys(("recovery", "first_order", "gradient"), "a prefix")
     )
-    blocks = next(f for f in prefix.verify().facts if f.name == "blocks")
+    (blocks,) = facts_of(prefix, "blocks")
     assert blocks.value == "block-diagonal over trajectory"
 
 
@@ -151,7 +152,7 @@ def test_the_fact_normaliser_names_order_functions_of_the_whole_batch():
         groups=[group], advantages=centred(reward, over=group), gives_up={},
         penalties={"p": Penalty(log(total(exp(x), over=group)), over=group), "q": (log_prob(old) - mean(log_prob(old), over=batch)) * x},
     ).replace(gives_up={"kl_gradient": "a statistic's"})  # fmt: skip
-    said = next(f for f in h.verify().facts if f.name == "normaliser").value
+    said = facts_of(h, "normaliser")[0].value
     for part in (
         "mean(reward, over=prompt_group, of=trajectory)",
         "total(exp(token_log_ratio), over=prompt_group)",

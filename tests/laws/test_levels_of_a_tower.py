@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from hierarchies.builders import prompt_group, token, trajectory
+from oracles.certified_facts import facts_of
 from support import Batch, operator, packed
 from support import coefficients as computed
 
@@ -58,7 +59,7 @@ def test_a_stopped_answer_pushes_its_siblings():
     stopped = coefficients(tower(levels, {trajectory: 0.05}), batch)
     assert stopped == pytest.approx([0.33] + 7 * [-0.022], abs=0.003)
     # what the fact says: the siblings get 1 - 1/8 of what the gate stops, the pull of the gated answer
-    (said,) = [f.value for f in tower(levels, {trajectory: 0.05}).verify().facts if f.name == "spill"]
+    (said,) = [f.value for f in facts_of(tower(levels, {trajectory: 0.05}), "spill")]
     assert said == "1 - 1/count(trajectory, over=prompt_group)"
     pull = 8 * stopped[0]
     assert stopped[1:] - free[1:] == pytest.approx(7 * [pull * (1 - 1 / 8) / 7], rel=1e-12)
@@ -68,4 +69,4 @@ def test_without_a_level_below_nothing_is_handed_on():
     batch = eight_answers()
     stopped = coefficients(tower((token, trajectory), {trajectory: 0.05}), batch)
     assert stopped == pytest.approx([0.0] + 7 * [-0.354], abs=0.001)
-    assert not [f for f in tower((token, trajectory), {trajectory: 0.05}).verify().facts if f.name == "spill"]
+    assert not facts_of(tower((token, trajectory), {trajectory: 0.05}), "spill")

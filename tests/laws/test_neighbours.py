@@ -221,6 +221,7 @@ def test_a_loss_that_is_far_from_all_differs_in_several_parts():
     assert all(len(n.differences) > 1 for n in nearest(far))
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_no_neighbour_is_called_the_same_that_is_not(name):

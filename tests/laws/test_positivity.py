@@ -5,6 +5,7 @@ from hierarchies.builders import budget, epsilon, one
 from hierarchies.first_order_specs import SPECS, three
 from hierarchies.quivers import token, trajectory
 from oracles import brute_force, verdicts
+from oracles.certified_facts import decided
 
 from fibration import (
     Attribute,
@@ -32,7 +33,7 @@ def test_two_levels_of_deviations_that_may_push_a_ratio_below_0_are_not_proved()
         refuted(three(gates, ratio_deviation(scale=mass)))
     clips = {trajectory: clip_gate(budget).per(mass), token: clip_gate(epsilon).per(mass)}
     h = three(clips, ratio_deviation(scale=mass))  # it takes tokens on three levels, which are not looked for
-    assert next(v.status for v in h.verify().verdicts if v.law == "positivity") == "undecided"
+    assert decided(h, "positivity")[0].status == "undecided"
 
 
 @pytest.mark.parametrize("name", ["apc, the state passes too", "truly_ppo"])
@@ -49,14 +50,14 @@ def test_a_gated_ratio_of_0_is_a_counterexample():
     """A gate that drops a token by the deviation -1 gives the ratio 0 exactly, and no ratio below 0."""
     h = one(Gate(where(residual > 2, -1, residual)), ratio_deviation())
     refuted(h)
-    verdict = next(v for v in h.verify().verdicts if v.law == "positivity")
+    verdict = decided(h, "positivity")[0]
     assert verdict.counterexample.values["gated"] == 0
 
 
 @pytest.mark.parametrize("density", [1 / token_log_ratio, log(token_log_ratio), token_log_ratio / token_log_ratio])
 def test_a_density_without_a_value_is_not_proved_positive(density):
     h = one(Gate(residual)).replace(decomposition=decomposition(recovery=exp(gated("")), density=density))
-    verdict = next(v for v in h.verify().verdicts if v.law == "positivity")
+    verdict = decided(h, "positivity")[0]
     assert (verdict.status, verdict.found.partition(",")[0]) == ("undecided", f"a token's density is {density}")
 
 
@@ -64,7 +65,7 @@ def test_a_gate_that_sums_logarithms_of_0_is_not_proved_positive():
     z = Attribute("z", token, positive=False, lower=0)
     changed = decomposition(recovery=exp(gated("")), density=atan(token_log_ratio))
     h = one(Gate(before(log(z), over=trajectory))).replace(decomposition=changed)
-    assert next(v for v in h.verify().verdicts if v.law == "positivity").status != "proved"
+    assert decided(h, "positivity")[0].status != "proved"
 
 
 def test_a_gate_that_is_too_large_inside_the_recovery_is_undecided():
@@ -73,7 +74,7 @@ def test_a_gate_that_is_too_large_inside_the_recovery_is_undecided():
         recovery=exp(gated("") / (1 - absolute(gated("")))), density=token_log_ratio / (1 + absolute(token_log_ratio))
     )
     h = one(Gate(clip(residual, -bound, bound))).replace(decomposition=bent)
-    verdict = next(v for v in h.verify().verdicts if v.law == "positivity")
+    verdict = decided(h, "positivity")[0]
     assert (verdict.status, verdict.internal_error) == ("undecided", False)
 
 

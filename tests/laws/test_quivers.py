@@ -4,12 +4,8 @@ Wrong ones are in the files of the laws that refuse them.
 """
 
 import pytest
-from hierarchies.quivers import (
-    MINE,
-)
+from hierarchies.quivers import MINE
 from oracles.quiver_verdicts import RIGHT, WRONG, shown, verdicts
-
-# ---------------------------------------------------------------- what is said
 
 
 @pytest.mark.sampled
@@ -44,9 +40,3 @@ def test_the_arguments_name_paths_and_projections():
     joint = tree["reflecting", "kernels text_token, image_token → trajectory"]
     assert joint.endswith(" = 1, also where a branch is empty: its term is 0")
     assert tree["orthogonality", "residual on text_token"].endswith("summed over text_token and image_token together")
-
-
-# ---------------------------------------------------------------- what is proved, by brute force
-
-
-# ---------------------------------------------------------------- random ones

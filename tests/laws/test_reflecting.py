@@ -15,6 +15,7 @@ from hierarchies.quivers import (
     trajectory,
 )
 from oracles import quiver_verdicts, verdicts
+from oracles.certified_facts import decided
 from oracles.verdicts import WRONG
 
 import fibration
@@ -42,7 +43,7 @@ def test_the_counterexample_is_the_smallest_hierarchy():
     }
     for name, tokens in smallest.items():
         verdict = next(
-            v for v in WRONG[name].hierarchy.verify().verdicts if v.law == "reflecting" and v.status == "refuted"
+            v for v in decided(WRONG[name].hierarchy, "reflecting") if v.status == "refuted"
         )
         assert verdict.counterexample.concrete.size[builders.token] == tokens
 
@@ -97,7 +98,7 @@ def everywhere():
         for w in kind.values()
     ]
     found += [s.h for s in first_order_specs.SPECS.values()]
-    found += [random_chains.candidate(seed) for seed in range(20)]
+    found += [random_chains.chain(seed) for seed in range(20)]
     found += [random_quivers.quiver(seed) for seed in range(random_quivers.COUNT)]
     found += [random_quivers.plain(kind) for kind in random_quivers.KINDS]
     return [h for h in found if next(LAWS["structure"].decide(Subject(h, []))).status == "proved"]
@@ -170,6 +171,6 @@ def test_the_remedy_for_a_rounded_decimal_names_the_fraction():
 
 def test_an_argument_in_steps_shows_the_sum_and_not_the_weight():
     h = quivers.right()["shortcut, uniform in steps"].hierarchy
-    found = [v.argument for v in h.verify().verdicts if v.law == "reflecting"]
+    found = [v.argument for v in decided(h, "reflecting")]
     assert any(re.fullmatch(r"Σ over token of 1/\(.*\) = 1", text) for text in found), found
     assert not [text for text in found if re.search(r"of (.*) = \1 = 1$", text)]

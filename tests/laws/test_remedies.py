@@ -151,6 +151,7 @@ KERNELS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_to_write_reflects(name):
     weight, written = KERNELS[name]

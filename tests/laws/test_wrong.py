@@ -147,6 +147,7 @@ HUGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("law", HUGE)
 def test_a_counterexample_prints_numbers_beyond_float64(law):
     plain = Hierarchy(

@@ -1,15 +1,21 @@
-"""The certified facts of a hierarchy, and batches on which tests check them."""
+"""The verdicts on one law and the facts of one name, without the others; and batches on which tests check facts."""
 
 from __future__ import annotations
 
 import functools
+import random
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
+from fuzz.judges.judge import OfHierarchy
+from fuzz.judges.level_facts import LevelFacts
 
 from fibration.language.atoms import Component, Count, Stratum
+from fibration.language.hierarchy import FOUNDATIONS
+from fibration.laws import LAWS, verify
+from fibration.laws.facts import certified
+from fibration.laws.subject import Subject
 from oracles.definition import World
 from oracles.fact_text import number, parameter_values
 
@@ -19,8 +25,47 @@ def report(h):
     return h.verify()
 
 
+SEARCHED = ("reversal", "amplification")  # these search many batches
+
+
+@functools.cache
+def decided(h, law, alone=False):
+    """The verdicts on one law, as the report lists them, without reasons. Laws after it are not asked.
+
+    `alone`: nor are those before it, but for the foundations.
+    """
+    subject = Subject(h, [])
+    for name, asked in LAWS.items():
+        if alone and name not in (*FOUNDATIONS, law):
+            continue
+        subject.verdicts.extend(asked.decide(subject))
+        subject.before.append(asked)
+        if name == law or (asked.needed_by_all and subject.first_failure(name)):
+            break
+    assert not any(v.internal_error for v in subject.verdicts), subject.verdicts
+    return tuple(v for v in subject.verdicts if v.law == law)
+
+
+@functools.cache
+def facts_of(h, name):
+    """The facts of one name, as the report lists them. What is `SEARCHED` for other facts is left out."""
+    verdicts = h.verify().verdicts
+    if any(v.law in FOUNDATIONS and v.fails for v in verdicts):
+        return ()
+    groups = certified.facts(verify.SUBJECTS.of(h, lambda: Subject(h, list(verdicts))))
+    asked = (some for group, some in groups if group == name or group not in SEARCHED)
+    return tuple(f for some in asked for f in some if f.name == name)
+
+
 def facts(h, name):
-    return {f.subject: f.value for f in report(h).facts if f.name == name}
+    return {f.subject: f.value for f in facts_of(h, name)}
+
+
+def judged(h):
+    """The facts that the judge read on random batches, by their names; none is contradicted."""
+    said, complaint = LevelFacts().judge(OfHierarchy(h), random.Random(5))
+    assert not complaint, complaint
+    return said
 
 
 def forest(h, fans, roots=1, **given):
@@ -44,66 +89,7 @@ def settings_of(h, given):
     return found
 
 
-def ragged(h, seed):
-    """A random small hierarchy, several roots."""
-    rng = np.random.default_rng(seed)
-    parents, width = {}, int(rng.integers(1, 3))
-    roots = width
-    for _ in h.order[1:]:
-        fan = rng.integers(1, 4, size=width)
-        parents[h.order[len(parents) + 1]] = np.repeat(np.arange(width), fan).tolist()
-        width = int(fan.sum())
-    return World.chain(h, parents, settings_of(h, {}), roots)
-
-
-def levels(n, xs, advantages=None):
-    """What every level gives, as it is added up: per stratum, the plus channel less the minus channel."""
-    outputs = n.run("levels", xs, advantages)
-    found = {}
-    for s in n.h.order:
-        if n.h.decomposition.channels == ("",):
-            found[s] = outputs[f"gated_{s}"]
-        else:
-            found[s] = outputs[f"gated_{s}_plus"] - outputs[f"gated_{s}_minus"]
-    return found
-
-
-def climb(goal, size, seed, rounds=250, scale=1.0):
-    """A large value of `goal(xs)`, by random changes of single values and of whole stretches."""
-    rng = np.random.default_rng(seed)
-    best = rng.normal(size=size) * scale
-    value = goal(best)
-    for _ in range(rounds):
-        trial = best.copy()
-        where_ = rng.random(size) < rng.choice([1 / size, 0.3, 1.0])
-        trial[where_] = (trial + rng.normal(size=size) * scale * rng.choice([1, 0.1, 0.01]))[where_] * rng.choice(
-            [1, 1, -1, 3]
-        )
-        if (new := goal(trial)) >= value:
-            best, value = trial, new
-    return best, value
-
-
-def regular(h, size):
-    depth = len(h.order) - 1
-    return (2,) * (depth - 1) + (size,) if depth else ()
-
-
 UNIT, TINY = Fraction(1, 10**12), Fraction(1, 10**30)
-
-
-def fixed(h, plain):
-    """The batch with every parameter at its default."""
-    values = {p: Fraction(str(p.default)) for p in h.parameters.values()}
-    return World(h, plain.sizes, plain.parents, {**plain.values, **values})
-
-
-def signs(n, rng):
-    yield [1] * n
-    yield [-1] * n
-    for _ in range(6):
-        yield [rng.choice([-1, 0, 1]) for _ in range(n)]
-        yield [rng.choice([-1, 1]) for _ in range(n)]
 
 
 # ---------------------------------------------------------------- amplification

@@ -15,8 +15,8 @@ def parameter_values(h, **given):
 
 
 def number(text, values, counts=None):
-    """The value of a bound as it is printed; `counts` gives what is in parentheses of count(...)."""
-    text = re.sub(r"count\([^()]*\)", lambda m: repr(float(counts[m.group()])), text)
+    """The value of a bound as it is printed; `counts` has the values of `count(...)` and `total(...)`."""
+    text = re.sub(r"(?:count|total)\([^()]*\)", lambda m: repr(float(counts[m.group()])), text)
     names = {
         "inf": math.inf,
         "minimum": min,

@@ -134,6 +134,7 @@ def test_specs_of_docs_and_of_new_projects_are_declared_by_their_texts(tmp_path:
         check(h)
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize("module", every.MODULES)
 def test_hierarchies_of_tests_are_declared_by_their_texts(module: str) -> None:

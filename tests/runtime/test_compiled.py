@@ -57,6 +57,7 @@ NARROW = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NARROW)
 def test_torch_compile_makes_one_graph_with_the_results_of_a_call(name):

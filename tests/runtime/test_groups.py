@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from oracles.backend_cases import BACKENDS_HERE
-from rank_batches import alone, spread, whole_rows
 from support import (
     coefficients,
     domain,
@@ -103,24 +102,6 @@ def test_a_gate_may_read_a_statistic_of_its_group():
     row = np.array([batch.x[batch.row == r].mean() for r in batch.row])
     expected = np.exp(row * (1 + of**2) + (batch.x - row) * np.where(of > 0, 1, 0.5))
     assert made.read(values) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_groups_on_ranks_give_the_results_of_one_process(cut):
-    batch = spread_batch((3, 1, 4, 2, 5, 2))
-    op = operator(grouped())
-    pieces = [[(0, 0, 3), (3, 0, 2)], [], [(1, 0, 1), (2, 0, 4), (4, 0, 5), (5, 0, 2)]]
-    if cut:
-        pieces = [
-            [(0, 0, 1), (3, 0, 2)],
-            [(2, 3, 4), (0, 2, 3)],
-            [(1, 0, 1), (2, 0, 3), (4, 0, 5), (5, 0, 2), (0, 1, 2)],
-        ]
-    together, one = spread(op, batch, pieces, keys=True), alone(op, batch)
-    assert together.values == pytest.approx(one.values, rel=1e-13)
-    assert together.objective == pytest.approx(one.objective, rel=1e-13)
-    again = spread(op, batch, whole_rows(batch, 2, 4) if not cut else pieces[::-1], keys=True)
-    assert again.values.tobytes() == together.values.tobytes()
 
 
 def test_groups_take_a_label_per_row():

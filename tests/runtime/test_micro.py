@@ -31,7 +31,9 @@ def test_a_coefficient_depends_on_coupled_rows_only(name, seed):
     step = Step(made(name), seed)
     before = step.coefficients(metrics=False).values
     for part in step.closed():
-        for row in part:
+        if len(part) == len(step.index):
+            continue
+        for row in part if ALL else part[-1:]:
             new = step.new.clone()
             new[step.places([row])] += 0.3 / max(1, len(step.places([row]))) ** 0.5
             after = step.coefficients(new, metrics=False).values
@@ -39,6 +41,7 @@ def test_a_coefficient_depends_on_coupled_rows_only(name, seed):
             assert torch.equal(after[others].nan_to_num(7), before[others].nan_to_num(7)), row
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in SPECS if not made(n).coupling.is_row_local])
 def test_rows_that_are_reported_as_coupled_are_coupled(name):
     for seed in range(40):

@@ -191,8 +191,3 @@ def test_contrasts_are_paired_by_seed_and_corrected_together(tmp_path):
     assert all(abs(c.differences - 0.03).max() < 0.01 and c.holm == pytest.approx(4 * 2 / 2**10) for c in found)
     assert report.said(found, 0).startswith(f"**{report.HELPS}**: the area is +0.0")
     assert "nothing is concluded" in report.said(found, 3)
-
-
-def test_the_page_says_what_the_results_say():
-    page = report.PAGE.read_text()
-    assert report.written(page, report.tables(report.RESULTS), "README.md") == page

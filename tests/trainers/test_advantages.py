@@ -114,6 +114,7 @@ def test_a_division_by_counts_of_the_step_is_undone(reduce, ranks):
         assert error(reduce, a, ranks) <= EXACT
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("reduce", EACH, ids=called)
 def test_a_division_by_counts_of_each_micro_batch_is_undone(reduce, ranks):

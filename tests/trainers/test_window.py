@@ -150,6 +150,7 @@ def test_rows_of_one_key_are_one_trajectory(ranks):
     assert torch.allclose(found.reshape(B, 2, T).sum(1), whole, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", ["[B]", "[B, 1]", "[B, T]"])
 @pytest.mark.parametrize("per", ["row", "token"])
 def test_weights_are_multiplied_into_the_advantages(per, shape):
@@ -181,6 +182,7 @@ def test_half_precision_is_multiplied_in_float32():
     assert (found != 0).any()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_fresh_step_needs_no_log_probs(kept, dtype):
@@ -305,6 +307,7 @@ def compared(op: Operator, parameters: Any, **labels: Any) -> dict[str, float]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [None, 1, 2, 3])
 def test_the_two_passes_are_compared_over_the_whole_step(ranks):
     expected = compared(operator(), budgets(), **LABELS)

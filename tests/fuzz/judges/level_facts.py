@@ -1,4 +1,4 @@
-"""The facts about levels against brute force: `share`, `idle` and `spill`, `blocks` and `normaliser`.
+"""Facts against brute force: of levels `share`, `idle` and `spill`, and `blocks`, `normaliser`, `radius` and `bounds`.
 
 What a level adds to a coefficient is its definition: the coefficient if the gradient flows through that level's gate
 alone, or through the gate of one of its elements.
@@ -6,13 +6,16 @@ alone, or through the gate of one of its elements.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from hierarchies import random_quivers
+from oracles.fact_text import interval, number
 
 import fibration
 from fibration import (
@@ -40,7 +43,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.errors import FibrationError
-from fibration.language.atoms import Gated, Stratum
+from fibration.language.atoms import Component, Gated, Stratum
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import FOUNDATIONS
 from fibration.language.outline import whole_batch
@@ -65,7 +68,8 @@ BESIDE = (  # rows are no level
         Fibration(prompt_group, domain, kernel=proportional(count(turn))),
     )),
 )  # fmt: skip
-ASKED = ("identity", "first_order", "agreement", "mask_open")  # what the facts rest on, beside the foundations
+# what the facts rest on, beside the foundations
+ASKED = ("recovery", "identity", "first_order", "positivity", "agreement", "mask_open")
 TOWERS = tuple(s for s in (*SETTINGS, *QUIVERS, *TREES, *BESIDE) if s.fibrations)
 
 
@@ -269,8 +273,70 @@ def wrong_weight(h: Hierarchy, f: Fact, draw: Batches) -> str:
     return ""
 
 
+# ---------------------------------------------------------------- how far gates let ratios go
+
+
+def read(world: World, text: str, token: int, of: Callable[..., Any] = number) -> Any:
+    """A bound as a fact prints it, or both of an interval, at one token."""
+    values, h = dict[str, float](), world.h
+    for p in h.parameters.values():
+        if p.on is None or world.label[p.on.name][token] is not None:
+            for c in "+-" if p.per_channel else ("",):
+                atom = Component(p, c) if c else p
+                values[f"{p.name}[{c}]" if c else p.name] = float(value_of(world.parameter(atom, token)))
+    for a in h.attributes.values():
+        if world.label[a.on.name][token] is not None:
+            values[a.name] = float(value_of(world.at_token(a, token)))
+    sizes = re.findall(r"(?:count|total)\([^()]*\)", text)
+    return of(text, values, {s: float(value_of(world.at_token(written(h, s), token))) for s in sizes})
+
+
+def moved(h: Hierarchy, b: Batch, x: list[float]) -> World:
+    """The batch at other log ratios, where no probability is above 1."""
+    return World(h, replace(b, x=[min(v, -float(old)) for v, old in zip(x, b.policies["old"], strict=True)]), flat=True)
+
+
+def wrong_radius(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    if f.value in ("0", "not certified"):
+        return ""
+    b = draw()
+    radius = min(read(World(h, b), f.value, i) for i in range(b.size))
+    size, n = min(radius, 5.0) * (1 - 1e-6), b.size
+    for way in ([1] * n, [-1] * n, [1] + [-1] * (n - 1), [draw.rng.choice([-1, 0, 1]) for _ in range(n)]):
+        world = moved(h, b, [size * w for w in way])
+        ratios = [math.exp(value_of(x)) for x in world.x]
+        for i, g in enumerate(world.ratios):
+            if not abs(value_of(g) - ratios[i]) <= 1e-11 * max(ratios):
+                return f"{f.value} is {radius}, and the ratio {ratios[i]} of token {i} becomes {g} {of_batch(world.batch)}"
+    return ""
+
+
+def wrong_bounds(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    """Of ratios, of their logarithms, or of what one level adds to these."""
+    b = draw()
+    size = draw.rng.choice([Fraction(1, 10), 1, 9])
+    world, level = moved(h, b, [float(size * x) for x in b.x]), f.subject.removesuffix(" level")
+    for i in range(world.n):
+        leaf = world.place(i)[0]
+        if level != f.subject and level in (leaf, *world.coarser[leaf]):
+            e = world.below(leaf, i, level)
+            parts = {c: value_of(found[e]) for (s, c), found in world.gated.items() if s == level}
+            value = sum(-v if c == "-" else v for c, v in parts.items())
+            value /= value_of(world.value(h.masses[Stratum(level)], level, e))
+        elif f.subject.startswith(("𝒢", "log")) and f.subject.endswith(("𝒢", f" on {leaf}")):
+            value = value_of(world.ratios[i])
+            value = value if f.subject.startswith("𝒢") else math.log(value) if value > 0 else -math.inf
+        else:
+            continue
+        low, high = read(world, f.value, i, interval)
+        if not low - 1e-9 * max(1, abs(low)) <= value <= high + 1e-9 * max(1, abs(high)):
+            return f"{f.subject} is {float(value)} at token {i}, beyond {low} or {high} {of_batch(world.batch)}"
+    return ""
+
+
 WRONG: dict[str, Callable[[Hierarchy, Fact, Batches], str]] = {
-    "share": wrong_share, "idle": wrong_idle, "spill": wrong_spill, "blocks": wrong_blocks, "normaliser": wrong_normaliser, "weight": wrong_weight,
+    "share": wrong_share, "idle": wrong_idle, "spill": wrong_spill, "blocks": wrong_blocks, "normaliser": wrong_normaliser,
+    "weight": wrong_weight, "radius": wrong_radius, "bounds": wrong_bounds,
 }  # fmt: skip
 
 

@@ -198,6 +198,7 @@ SOME = {"c": ("rows", "episodes"), "triton": ("turns",)}
 BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(LOSSES) if ALL or n in SOME[b.name]]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
 def test_compiled_backends_equal_one_process_on_losses_with_order(name, backend, dtype):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from example_loops import narrow
 from hierarchies.random_chains import batch_for as chain_batch
-from hierarchies.random_chains import candidate, chain
+from hierarchies.random_chains import chain
 from hierarchies.random_quivers import COUNT, batch_for, quiver
 from hierarchies.random_token_formulas import with_words
 from hypothesis import given
@@ -31,7 +31,7 @@ STEEP = {2, 12, 14, 16}  # gates that roundings are multiplied by thousands in, 
 @functools.cache
 def words(seed: int) -> Hierarchy:
     """Weights, conditions and statistics of tokens; even seeds are chains."""
-    return with_words(quiver(seed // 2) if seed % 2 else candidate(seed // 2), seed)
+    return with_words(quiver(seed // 2) if seed % 2 else chain(seed // 2), seed)
 
 
 def words_batch(h: Hierarchy, seed: int) -> Batch:
@@ -121,6 +121,7 @@ CHOSEN = {"c": OF_EVERY_KIND if ALL else FEW[1:], "triton": FEW if ALL else FEW[
 BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(CHOSEN[b.name])]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
 def test_compiled_backends_on_ranks_equal_one_process(name, backend, dtype):
