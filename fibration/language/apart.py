@@ -34,6 +34,7 @@ DIES_WITH_ITS_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 # notebook's functions print where the notebook shows it.
 in_processes = False
 STOPPED = (signal.SIGTERM, signal.SIGHUP)
+HELD = (signal.SIGINT, *STOPPED)  # until the process that has been forked can be ended
 _end = os._exit  # `staying` replaces the name
 
 
@@ -92,14 +93,19 @@ def each(
             found = error
         yield found
     while left:
-        process = _Process(work, left, failure)
+        # A signal between the fork and the block that ends the process would leave behind what its code has started.
+        waiting, process = signal.pthread_sigmask(signal.SIG_BLOCK, HELD), None
         try:
+            process = _Process(work, left, failure)
+            signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
             while left and not process.is_over:
                 found = process.result(f"'{left[0]}'", seconds, remedy)
                 left.pop(0)
                 yield found
         finally:
-            process.end(0 if left else PATIENCE)
+            if process is not None:
+                process.end(0 if left else PATIENCE)
+            signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
 
 
 class _Process(ForkProcess):
@@ -127,6 +133,7 @@ class _Process(ForkProcess):
             ctypes.CDLL(None).prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL)
         for number in (*STOPPED, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (prints, 1), (prints, 2)):
             os.dup2(source, target)
         # Streams and exit handlers of its own: the caller's may be locked by a thread, or belong to a progress line.
