@@ -74,7 +74,13 @@ def without_its_sign(
             value = tokens.attempt(formula, k, place)
             if value is not None and (signs == ANY or value >= -exact):
                 continue
-            given = _listed_values(batch, k, "reward" if what == "advantage" else "advantage")
+            word, own, changed = "reward" if what == "advantage" else "advantage", tokens.advantages[k], batch.changed
+            parts = [f"{word} {own}"] if changed == ADVANTAGE or own != 1 else []
+            if changed == LOG_RATIO:
+                parts.append(f"log ratio {in_brief(batch.to)}")
+            elif changed and changed != ADVANTAGE:
+                parts.append(f"log_prob({changed}) = {in_brief(batch.to)}, all others -1")
+            given = f" with {' and '.join(parts)}" if parts else ""
             of = "the first token" if k == 0 and n > 1 else f"token {k + 1}" if k else "the token"
             value = None if value is None else rounded(value, exact)
             got = f"has {NO_VALUE}" if value is None else f"is {in_brief(value)}"
@@ -83,16 +89,6 @@ def without_its_sign(
         return None
 
     return find(_batches(h, formula), fails)
-
-
-def _listed_values(batch: Batch, k: int, word: str) -> str:
-    given, changed = batch.tokens.advantages[k], batch.changed
-    parts = [f"{word} {given}"] if changed == ADVANTAGE or given != 1 else []
-    if changed == LOG_RATIO:
-        parts.append(f"log ratio {in_brief(batch.to)}")
-    elif changed and changed != ADVANTAGE:
-        parts.append(f"log_prob({changed}) = {in_brief(batch.to)}, all others -1")
-    return f" with {' and '.join(parts)}" if parts else ""
 
 
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:

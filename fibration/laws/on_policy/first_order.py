@@ -106,9 +106,8 @@ def _gate_by_gate(subject: Subject) -> str | None:
     if not exact and not is_smooth(subject):
         return None
     near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
-    if len(subject.hierarchy.order) == 1:
-        return f"the gate {near}, and {_back(subject)}"
-    return f"every gate {near}, a token's residuals on all levels add up to its density σ, and {_back(subject)}"
+    several = f"every gate {near}, a token's residuals on all levels add up to its density σ"
+    return f"{several if len(subject.hierarchy.order) > 1 else f'the gate {near}'}, and {_back(subject)}"
 
 
 def _back(subject: Subject) -> str:
@@ -199,9 +198,14 @@ def subspace(subject: Subject) -> Stratum | None:
     wrong = {s for (s, _), germ in germs.items() if not (germ.value_ok and germ.slope_ok)}
     below_all = (s for s in reversed(h.order) if shape.above(s) and shape.leaves_over(s) == set(h.leaves))
     good = next((s for s in below_all if wrong <= set(shape.finer(s))), None)
-    if good is None or not (shape.is_tree or (usable(subject) and _residuals_vanish(subject, good))):
+    if good is None or not (shape.is_tree or usable(subject)):
         return None
-    alike: dict[object, list[Slope]] = {}  # of one gate, and of gates whose residuals sum to 0 only together
+    # the residuals of finer strata sum to 0 over each element: on a tree, by the law of reflection
+    found = {} if shape.is_tree else {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
+    if not all(shape.is_tree or found.get(topic.residual(s)) == "proved" for s in shape.finer(good)):
+        return None
+    # by gate, or gates whose residuals sum to 0 only together: slopes, each where conditions hold on all of an element
+    alike: dict[object, list[tuple[dict[Any, Signs], Any]]] = {}
     for (stratum, channel), germ in germs.items():
         if stratum in shape.finer(good):
             if not germ.value_ok or germ.slopes is None:
@@ -219,24 +223,10 @@ def subspace(subject: Subject) -> Stratum | None:
     fixed = [slope for slopes in alike.values() for _, slope in slopes] + [share for leaf in shares for share in leaf]
     is_one_share = all(vanishes(a - b) for leaf in shares for a, b in zip(leaf, shares[0], strict=True))
     finite = not any(value.has(sympy.zoo, sympy.nan, sympy.oo) for value in fixed)
-    is_one_slope = all(map(_are_one, alike.values()))
+    # slopes that can occur on one element are equal
+    pairs = (pair for slopes in alike.values() for pair in itertools.combinations(slopes, 2))
+    is_one_slope = all(vanishes(s - t) for (held, s), (other, t) in pairs if merged(held, other) is not None)
     return good if is_one_share and finite and is_one_slope and all(is_constant(h, v, good) for v in fixed) else None
-
-
-Slope = tuple[dict[Any, Signs], Any]  # with conditions that hold on all of an element, or on none of it
-
-
-def _are_one(slopes: list[Slope]) -> bool:
-    """Whether slopes that can occur on one element are equal."""
-    pairs = itertools.combinations(slopes, 2)
-    return all(vanishes(s - t) for (held, s), (other, t) in pairs if merged(held, other) is not None)
-
-
-def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
-    """Whether the residuals of finer strata sum to 0 over each element. On a tree this is the law of reflection."""
-    h = subject.hierarchy
-    found = {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
-    return all(found.get(topic.residual(s)) == "proved" for s in h.shape.finer(coarse))
 
 
 def is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
