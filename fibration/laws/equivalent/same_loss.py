@@ -120,7 +120,7 @@ class _Comparison:
     def __init__(self, pair: Pair) -> None:
         self.pair, self.variables = pair, Variables(pair)
         self.formulas = TokenFormulas(self.variables)
-        self._form = functools.cache(lambda k, leaf, side: Form(self.formulas, (*pair,)[k], leaf, side))
+        self._forms = functools.cache(lambda leaf, side: [Form(self.formulas, h, leaf, side) for h in pair])
         self.compared = 0  # pairs of branches of the coefficients
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
@@ -176,21 +176,11 @@ class _Comparison:
     @property
     def _means(self) -> str:
         """The means that both losses read, for a reader."""
-        of_first, of_second = (
-            {
-                a
-                for place in self.places
-                for e in (self._form(k, *place).ratio, self._form(k, *place).weight)
-                for a in atoms(e)
-            }
-            for k in range(2)
-        )
-        shared, names = of_first & of_second, self.variables.names
-        found = dict.fromkeys(str(m) for m, name in names.items() if m.kind == "mean" and name in shared)
+        forms = zip(*(self._forms(*place) for place in self.places), strict=True)
+        first, second = ({a for f in own for e in (f.ratio, f.weight) for a in atoms(e)} for own in forms)
+        names = self.variables.names
+        found = dict.fromkeys(str(m) for m, name in names.items() if m.kind == "mean" and name in first & second)
         return f"the same means ({'; '.join(found)})" if found else "the token's own numbers"
-
-    def _forms(self, leaf: Stratum, side: int) -> list[Form]:
-        return [self._form(k, leaf, side) for k in range(2)]
 
     # ------------------------------------------------------------ level by level
 
@@ -228,7 +218,7 @@ class _Comparison:
         for leaf, side in self.places:
             terms = []  # what the gated ratio times the advantage adds
             for k, form in enumerate(self._forms(leaf, side)):
-                same_ratio = all(self._form(k, leaf, s).ratio == form.ratio for s in self.sides)
+                same_ratio = all(self._forms(leaf, s)[k].ratio == form.ratio for s in self.sides)
                 is_score = form.h.objective.estimator == "score"
                 one = _Coefficient(self.formulas, side, form.ratio, form.weight, advantage, same_ratio, is_score)
                 terms.append(one)
