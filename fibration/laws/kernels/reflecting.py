@@ -42,7 +42,7 @@ from fibration.laws.batches.search import find
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
 from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided, unproved
-from fibration.laws.remedies import Offers, Otherwise, bounded, kernels
+from fibration.laws.remedies import Fix, Offers, Otherwise, bounded, kernels
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.populations import Populations
@@ -138,9 +138,10 @@ def _other_sum(own: Cover, subject: Subject, way: Way | None = None) -> Decision
         if share is None or (summed is not None and abs(summed - share) <= tolerance):
             return None
         summed = None if summed is None else rounded(summed, tolerance)
-        text, values = concrete.describe(target, b), {"element": b, "sum": summed}
-        value = "no sum, since a weight has no value" if summed is None else in_full(summed)
-        required, remedy = "", ()
+        text, value = concrete.describe(target, b), "no sum, since a weight has no value"
+        value = value if summed is None else in_full(summed)
+        values: dict[str, Any] = {"element": b, "sum": summed}
+        required, remedy = "", tuple[str | Fix, ...]()
         if way is None:
             of = f" of {_sources(own)}" if len(own) > 1 else ""
             required = f"the weights over each {target}{of} sum to 1"
