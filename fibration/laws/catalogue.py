@@ -7,14 +7,14 @@ from fibration.laws import locality, structure
 from fibration.laws.gates import recovery
 from fibration.laws.kernels import coherent, orthogonality, reflecting
 from fibration.laws.law import Law
-from fibration.laws.objectives import baseline, kl_gradient, objective, weights
+from fibration.laws.objectives import baseline, kl_gradient, objective
 from fibration.laws.off_policy import inward, positivity
 from fibration.laws.on_policy import first_order, gradient, identity
 
 _ORDER = (
     structure.LAW, locality.LAW, reflecting.LAW_OF_SIGNS, reflecting.LAW, coherent.LAW, objective.LAW,
-    recovery.LAW, identity.LAW, first_order.LAW, gradient.LAW, weights.LAW, weights.LAW_OF_MASKS,
-    weights.LAW_OF_PREFIXES, baseline.LAW, kl_gradient.LAW, orthogonality.LAW, positivity.LAW, inward.LAW,
+    recovery.LAW, identity.LAW, first_order.LAW, gradient.LAW, objective.LAW_OF_AGREEMENT, objective.LAW_OF_MASKS,
+    objective.LAW_OF_PREFIXES, baseline.LAW, kl_gradient.LAW, orthogonality.LAW, positivity.LAW, inward.LAW,
 )  # fmt: skip
 LAWS: dict[str, Law] = {law.name: law for law in _ORDER}
 OURS = tuple(LAWS.items())  # results of a replaced or wrapped law are not cached

@@ -77,7 +77,11 @@ class TokenFormulas:
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
         """A formula at a token, for use where no gradient flows: without `stop`, and with log ratio 0 on policy."""
-        found = _unstopped(self.read(at(e, leaf), leaf))
+
+        def unstopped(part: Expression) -> Expression:
+            return part.arguments[0] if isinstance(part, Apply) and part.operator == "stop" else part
+
+        found = rewrite(self.read(at(e, leaf), leaf), unstopped)
         return substitute(found, {token_log_ratio: ZERO}) if self.variables.on_policy else found
 
     def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
@@ -98,18 +102,13 @@ class TokenFormulas:
         elif atom.kind == "some":
             holds = {s: each(where(atom.formula, 1, 0), s) for s in self._leaves(atom.over)}
             return self.gathered("total", holds, atom.over) > 0  # type: ignore[arg-type]
+        elif atom.of is not None and atom.kind in ("total", "mean"):
+            found = self._of_elements(atom, leaf, each(atom.formula, leaf), not flows)
         else:
-            found = self._statistic(
-                atom, leaf, of, {s: each(atom.formula, s) for s in self._leaves(atom.over)}, not flows
-            )
+            formulas = {s: each(atom.formula, s) for s in self._leaves(atom.over)}
+            level = None if atom.level is None else self.value(atom.level, next(iter(formulas)))
+            found = self.gathered(atom.kind, formulas, atom.over, level, of, not flows)  # type: ignore[arg-type]
         return found if flows else stop(found)
-
-    def _statistic(self, atom: Aggregate, leaf: Stratum, of: Where, formulas: PerLeaf, by_value: bool) -> Expression:
-        assert isinstance(atom.over, Stratum)
-        if atom.of is not None and atom.kind in ("total", "mean"):
-            return self._of_elements(atom, leaf, formulas[leaf], by_value)
-        level = None if atom.level is None else self.value(atom.level, next(iter(formulas)))
-        return self.gathered(atom.kind, formulas, atom.over, level, of, by_value)
 
     def _of_elements(self, atom: Aggregate, leaf: Stratum, formula: Expression, by_value: bool) -> Expression:
         """A total or mean over elements as a sum over tokens, each with its share of its element."""
@@ -130,7 +129,7 @@ class TokenFormulas:
         place = over if over not in v.single else WHOLE
         if all(v.is_constant_on(place, a) for a in atoms(e)):
             return e, ZERO
-        simple, assume = self._simple(e, leaf), v.at(leaf, None)
+        simple, assume = self.simple(e, leaf), v.at(leaf, None)
         branches = cases(simple, assume)
         if len(branches) > 1 or not branches[0].defined(assume):
             return ZERO, e
@@ -186,7 +185,7 @@ class TokenFormulas:
         `of`: the formula belongs to elements of this stratum, each of which counts once. `by_value`: no gradient flows.
         """
         v = self.variables
-        formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
+        formulas = {leaf: self.simple(e, leaf) for leaf, e in formulas.items()}
         first, *others = formulas.values()
         none = ZERO * first  # 0, with no value where the formula has none
         if kind == "deviation" and len(formulas) == 1:
@@ -219,9 +218,9 @@ class TokenFormulas:
         mean = functools.reduce(operator.add, terms)
         return number * mean if kind == "total" else mean
 
-    def _simple(self, e: Expression, leaf: Stratum) -> Expression:
+    def simple(self, e: Expression, leaf: Stratum, side: int | None = None) -> Expression:
         """A formula, or its only branch."""
-        assume = self.variables.at(leaf, None)
+        assume = self.variables.at(leaf, side)
         found = cases(e, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else e
 
@@ -299,11 +298,6 @@ def _by_some(e: Expression) -> Expression:
     return e
 
 
-def _unstopped(e: Expression) -> Expression:
-    """A formula without `stop`, for use where no derivatives are taken."""
-    return rewrite(e, lambda part: part.arguments[0] if isinstance(part, Apply) and part.operator == "stop" else part)
-
-
 # ---------------------------------------------------------------- one hierarchy
 
 
@@ -342,8 +336,7 @@ class Form:
         assume = self.variables.at(leaf, side)
         if all(case.defined(assume) for case in cases(whole, assume)):  # a factor that cancels must have a value
             whole = cancel(whole)
-        found = cases(whole, assume)
-        return found[0].value if len(found) == 1 and found[0].defined(assume) else whole
+        return self.formulas.simple(whole, leaf, side)
 
     def _level(self, stratum: Stratum, channel: str) -> Expression:
         """What the gate of a stratum adds, per unit of the leaf measure."""
