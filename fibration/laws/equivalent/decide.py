@@ -150,6 +150,8 @@ class _Asked:
 
     def decide(self) -> Comparison:
         found = next(filter(None, map(_broken_foundation, (self.matched.first, self.matched.second))), "")
+        if found:
+            _broken_foundation.cache_clear()  # an internal error is not kept
         try:
             if not found:
                 if self.pair is None:

@@ -96,9 +96,9 @@ def kernel_sums(
             yield None
             continue
         total: Any = sum(n * t for n, t in zip(factors or [1] * len(terms), terms, strict=True))
-        presence = subject.assume.with_signs(signs).presence
+        known = subject.assume.with_signs(signs)
         measures = {s: a for s in total.free_symbols if isinstance(a := from_sympy(s), (Count, Total))}
-        absent = {s: 0 for s, a in measures.items() if presence.absent(a.of, a.over)}
+        absent = {s: 0 for s, a in measures.items() if known.presence.absent(a.of, a.over)}
         yield Sums(chosen, terms, total.subs(absent))
 
 
