@@ -69,7 +69,7 @@ def cached(monkeypatch, tmp_path):
         monkeypatch.setattr(getattr(module, name), "_recent", Recent(256))
     monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path))
     monkeypatch.setattr(kept, "SOURCES", SOURCES)
-    comparing._check_foundations.cache_clear()
+    comparing._broken_foundation.cache_clear()
     return tmp_path
 
 

@@ -175,8 +175,8 @@ def test_no_clock_decides_which_parts_are_the_same(monkeypatch):
 def test_a_weight_is_the_ratio_by_its_value():
     said = []
     for weight in (exp(2 * token_log_ratio), exp(log_prob(current) - log_prob(policies("old")[0]))):
-        survey = module._Survey(changed(grpo, weighed=(weight,)).replace(name="ours"), False)
-        said.append(module._words(survey._candidate(grpo), "weights"))
+        ours = changed(grpo, weighed=(weight,)).replace(name="ours")
+        said.append(module._words(module._candidate(grpo, ours), "weights"))
     assert said == ["with the weight exp(2*token_log_ratio)", "with the ratio twice"]
 
 

@@ -36,7 +36,7 @@ from fibration.laws.batches import first_update
 from fibration.laws.batches.search import concretes
 from fibration.laws.gates import recovery
 from fibration.laws.gates.coordinates import coordinate
-from fibration.laws.kernels import coherent, markov, reflecting
+from fibration.laws.kernels import coherent, reflecting
 from fibration.laws.objectives import objective
 from fibration.laws.off_policy import positivity, positivity_search
 from fibration.laws.on_policy import identity
@@ -66,7 +66,7 @@ def test_every_chain_of_up_to_five_tokens_is_tried():
 def searches(h):
     """Every search for a counterexample to a law that the hierarchy does not give up."""
     for f in h.fibrations:
-        yield markov.negative_weight(h, f)
+        yield reflecting.negative_weight(h, f)
     for cover in dict.fromkeys(c for f in h.fibrations for c in h.shape.covers(f.target)):
         yield reflecting._other_sum(cover, Subject(h, []))
     yield objective.token_without_weight(h, whole_batch(h), h.objective.spelled_out(h.leaves, h.rows))

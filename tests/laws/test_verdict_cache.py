@@ -336,7 +336,7 @@ def test_an_edit_of_the_language_or_the_laws_changes_the_hash_of_the_sources(tmp
     assert kept.sources() == SOURCES
     seen = {SOURCES}
     for edited in (
-        "laws/kernels/markov.py",
+        "laws/kernels/reflecting.py",
         "laws/signs/neighbourhood.py",
         "laws/batches/concrete.py",
         "compiler/lower.py",

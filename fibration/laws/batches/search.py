@@ -134,8 +134,7 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
 
 def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
     """Whether a formula of tokens compares an element with others, and it has none: an index refuses that batch."""
-    read = (a for e in hierarchy.objective.formulas for a in atoms_within(e, Aggregate))
-    return _leaves_one_alone(concrete, read)
+    return _leaves_one_alone(concrete, (a for e in hierarchy.objective.formulas for a in atoms_within(e)))
 
 
 def _leaves_one_alone(concrete: Concrete, read: Iterable[Expression]) -> bool:
@@ -318,14 +317,6 @@ class _Search:
     @cached_property
     def patterns(self) -> list[dict[Attribute, Callable[[int], tuple[Fraction, ...]]]]:
         """Choices of all attributes: from the number of elements, the values in the attribute's range nearest to it."""
-
-        def first(a: Attribute, pattern: Callable[[int], Fraction]) -> Callable[[int], tuple[Fraction, ...]]:
-            return functools.cache(lambda n: tuple(a.nearest(pattern(i)) for i in range(n)))
-
-        return [{a: first(a, pattern) for a, pattern in p.items()} for p in self._patterns()]
-
-    def _patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
-        """Choices of all attributes, as functions of the position of an element."""
         plain = list(zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True))
         if not all(a.positive for a in self.attributes):
             plain += [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
@@ -337,7 +328,12 @@ class _Search:
             for value in dict.fromkeys([*bounds, *within, *self.changes(a, self.settings[0], low, high)]):
                 same, first_alone = (lambda i, v=value: v), (lambda i, v=value: Fraction(1) if i else v)
                 found += [{**found[0], a: pattern} for pattern in (same, first_alone)]
-        return found if self.attributes else [{}]
+
+        def first(a: Attribute, pattern: Callable[[int], Fraction]) -> Callable[[int], tuple[Fraction, ...]]:
+            return functools.cache(lambda n: tuple(a.nearest(pattern(i)) for i in range(n)))
+
+        chosen = [{a: first(a, pattern) for a, pattern in p.items()} for p in found]
+        return chosen if self.attributes else [{}]
 
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """A shape with several choices of attribute and parameter values, on which the assumptions hold."""

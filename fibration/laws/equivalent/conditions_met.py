@@ -264,7 +264,10 @@ class Alike:
 
     def _tries(self, v: object, at: Values) -> list[Fraction]:
         """Values where a condition changes if one thing moves, beside and between them."""
-        low, high = self._ends(v)
+        p = v.parameter if isinstance(v, Component) else v
+        low, high = p.ends if isinstance(p, Attribute) else ends(p) if isinstance(p, Parameter) else (None, None)
+        if isinstance(v, LogProb):
+            low, high = (ZERO, ONE) if self.in_ratios else (None, ZERO)
         points: set[Fraction] = set()
         for d in turning(self.conditions):
             if v in self._read_by(d):
@@ -280,16 +283,6 @@ class Alike:
         if isinstance(v, Stratum):
             return sorted(points)
         found = [*between(sorted(points)), *(end for end in (low, high) if end is not None)]
-        return [x for x in found if self._is_value(v, x)]
-
-    def _ends(self, v: object) -> tuple[Fraction | None, Fraction | None]:
         if isinstance(v, LogProb):
-            return (ZERO, ONE) if self.in_ratios else (None, ZERO)
-        p = v.parameter if isinstance(v, Component) else v
-        return p.ends if isinstance(p, Attribute) else ends(p) if isinstance(p, Parameter) else (None, None)
-
-    def _is_value(self, v: object, x: Fraction) -> bool:
-        if isinstance(v, LogProb):
-            return 0 < x <= 1 if self.in_ratios else x <= 0
-        p = v.parameter if isinstance(v, Component) else v
-        return not (isinstance(p, (Attribute, Parameter)) and p.is_outside(x))
+            return [x for x in found if (0 < x <= 1 if self.in_ratios else x <= 0)]
+        return [x for x in found if not (isinstance(p, (Attribute, Parameter)) and p.is_outside(x))]

@@ -138,10 +138,6 @@ def equivalent(
     return Comparisons(first, tuple(found))
 
 
-class _Broken(Exception):
-    """A foundation raised an exception. The argument is the text for the verdict."""
-
-
 @dataclass
 class _Asked:
     """A comparison: two hierarchies with matched names, and how they are compared."""
@@ -153,25 +149,22 @@ class _Asked:
     pair: Pair | None = None
 
     def decide(self) -> Comparison:
+        found = next(filter(None, map(_broken_foundation, (self.matched.first, self.matched.second))), "")
+        if found:
+            _broken_foundation.cache_clear()  # an internal error is not kept
         try:
-            for h in (self.matched.first, self.matched.second):
-                _check_foundations(h)
-        except _Broken as error:
-            return self._broken(str(error))
-        try:
-            if self.pair is None:
-                self.matched = match_by_trial(self.matched, self.when)
-        except (FibrationError, MemoryError):  # errors of the caller and of the machine
-            raise
+            if not found:
+                if self.pair is None:
+                    self.matched = match_by_trial(self.matched, self.when)
+                    self.pair = self.paired()
+                return self._told(_compare(self.pair, self.subject), self.pair)
         except Exception as error:
-            return self._broken(internal_error("a match of parameters", error))
-        both = self.pair = self.pair or self.paired()
-        try:
-            return self._told(_compare(both, self.subject), both)
-        except (NoBatchError, MemoryError):
-            raise
-        except Exception as error:
-            return self._broken(internal_error("a comparison", error))
+            if isinstance(error, (NoBatchError if self.pair else FibrationError, MemoryError)):
+                raise  # an error of the caller, or of the machine
+            found = internal_error("a comparison" if self.pair else "a match of parameters", error)
+        return Comparison(
+            "equivalent", self.subject, "undecided", "", STATEMENT, found, FILE_AN_ISSUE, internal_error=True
+        )
 
     def paired(self) -> Pair:
         return pair(self.matched.first, self.matched.second, self.when, self.matched.given)
@@ -205,11 +198,6 @@ class _Asked:
         first, second = self.matched.first, self.matched.second
         same = are_same(lambda: pair(first, times(second, factor), self.when, self.matched.given))
         return factor if same else None
-
-    def _broken(self, found: str) -> Comparison:
-        return Comparison(
-            "equivalent", self.subject, "undecided", "", STATEMENT, found, FILE_AN_ISSUE, internal_error=True
-        )
 
     @property
     def subject(self) -> str:
@@ -264,14 +252,18 @@ def _compare(both: Pair, subject: str) -> Comparison:
 
 
 @functools.lru_cache(maxsize=256)
-def _check_foundations(h: Hierarchy) -> None:
-    """Raises if a foundation fails: without reflecting kernels or defined counts, coefficients mean nothing."""
+def _broken_foundation(h: Hierarchy) -> str:
+    """The text for the verdict if a foundation raised an exception. Raises SpecError if a foundation fails.
+
+    Without reflecting kernels or defined counts, coefficients mean nothing.
+    """
     subject = Subject(h, [])
     for law in FOUNDATIONS:
         subject.verdicts += list(LAWS[law].decide(subject))
         failure = subject.first_failure(law)
         if failure is not None and failure.internal_error:
-            raise _Broken(failure.found)
+            return failure.found
         if failure is not None:
             error = failure.error(h.name)
             raise SpecError(error.what, required=error.required, found=error.found, remedy=error.remedy)
+    return ""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fibration.language.atoms import (
     Count,
@@ -74,29 +73,24 @@ def reads_policies(pair: Pair) -> bool:
 # ---------------------------------------------------------------- breakpoints
 
 
-@dataclass(frozen=True)
-class Breaks:
-    """Where comparisons change sides, as log-probs. One whose exponential is rational is a `LogOf`.
+class Breaks(NamedTuple):
+    """Where comparisons change sides, as log-probs. One whose exponential is rational is a `LogOf`."""
 
-    `current`: how far the current policy is above the old one. `passed`: how far the old policy is above a passed one.
-    `old`: the log-prob of all policies.
-    """
-
-    current: tuple[Real, ...]
-    passed: tuple[Real, ...]
-    old: tuple[Real, ...]
+    current: list[Real]  # how far the current policy is above the old one
+    old: list[Real]  # the log-prob of all policies
+    passed: list[Real]  # how far the old policy is above a passed one
 
 
 def breaks(pair: Pair, concrete: Concrete) -> Breaks:
     """The breakpoints of all formulas, at the first token of each leaf."""
-    found = {word: dict[Real, None]() for word in ("current", "passed", "old")}
+    found = [dict[Real, None]() for _ in Breaks._fields]
     for comparison, leaf, unit in _comparisons(pair):
         policies = _policies_of(comparison, unit) if concrete.size[leaf] else ()
         for a in (ONE, -ONE) if advantage in atoms_within(comparison) else (ONE,):
-            for moved in (n for n in (CURRENT, OLD, *(p.name for p in pair.policies)) if n in policies):
-                word = moved if moved in (CURRENT, OLD) else "passed"
-                found[word] |= dict.fromkeys(_roots(comparison, unit, concrete, leaf, moved, a))
-    return Breaks(**{word: tuple(values)[:MOST] for word, values in found.items()})
+            for k, moved in enumerate((CURRENT, OLD, *(p.name for p in pair.policies))):
+                if moved in policies:
+                    found[min(k, 2)] |= dict.fromkeys(_roots(comparison, unit, concrete, leaf, moved, a))
+    return Breaks(*(list(values)[:MOST] for values in found))
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fibration.errors import ParameterError, SpecError, shown
 from fibration.language.hierarchy import Hierarchy
@@ -69,35 +69,31 @@ def match_by_role(first: Hierarchy, second: Hierarchy, given: Given, match: Mapp
 def _as_said(found: Matched, match: Mapping[str, str]) -> Matched:
     said: Match = {}
     ties: dict[str, str] = {}
+    first, second = found.first, found.second
     for one, other in match.items():
-        kinds = [
-            (a, b, *(_kind(h, n) for h, n in ((found.first, a), (found.second, b))))
-            for a, b in ((one, other), (other, one))
-        ]
-        fits = next(((a, b, kind) for a, b, kind, theirs in kinds if kind and kind == theirs), None)
+        ways = ((a, b, _kind(first, a), _kind(second, b)) for a, b in ((one, other), (other, one)))
+        fits = next(((a, b, kind) for a, b, kind, theirs in ways if kind and kind == theirs), None)
         if fits is None:
+            named = (f"{', '.join(sorted(declared_names(h)))} in '{h.name}'" for h in (first, second))
             raise ParameterError(
                 f"the names '{one}' and '{other}' cannot be matched",
                 required="a name of each loss: two parameters, strata, policies or attributes",
-                found="; ".join(
-                    f"{', '.join(sorted(declared_names(h)))} in '{h.name}'" for h in (found.first, found.second)
-                ),
-                remedy=f"--match A=B, with A of '{found.first.name}' and B of '{found.second.name}', of one kind",
+                found="; ".join(named),
+                remedy=f"--match A=B, with A of '{first.name}' and B of '{second.name}', of one kind",
             )
         a, b, kind = fits
         if kind == "parameter":
             ties[a] = b
-        elif a in declared_names(found.second) and a != b:
+        elif a in declared_names(second) and a != b:
             raise SpecError(
-                f"'{found.second.name}' has another '{a}', so its '{b}' cannot be that of '{found.first.name}'",
+                f"'{second.name}' has another '{a}', so its '{b}' cannot be that of '{first.name}'",
                 required="a name that the other loss does not use",
-                remedy=f"rename '{a}' in '{found.second.name}'",
+                remedy=f"rename '{a}' in '{second.name}'",
             )
         else:
             said[b] = a
     matched = found.under(said)
-    pairs = (*matched.pairs, *ties.items())
-    return Matched(matched.first, matched.second, {**ties, **found.given}, pairs)
+    return replace(matched, given={**ties, **found.given}, pairs=(*matched.pairs, *ties.items()))
 
 
 def _kind(h: Hierarchy, name: str) -> str:
@@ -152,10 +148,8 @@ def _not_unique(found: Matched, mine: Sequence[str], yours: Sequence[str], n: in
         number = "no two of them have values in common, and names that agree"
     elif n <= MOST:
         number += ", and none of them could be shown to make the losses equal"
-    a, b = next(
-        ((a, b) for a in mine for b in yours if may_match(first.parameters[a], second.parameters[b])),
-        (mine[0], yours[0]),
-    )
+    fits = ((a, b) for a in mine for b in yours if may_match(first.parameters[a], second.parameters[b]))
+    a, b = next(fits, (mine[0], yours[0]))
     return SpecError(
         f"'{first.name}' and '{second.name}' use different parameters",
         required="parameters of the same names or roles, or more of them in one of the two",

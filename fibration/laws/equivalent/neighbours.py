@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -37,7 +37,7 @@ from fibration.laws.signs.branches import at_most
 COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
 MOST = 10  # shipped losses whose parts are compared by value
 FAR = 3  # parts; a loss that differs in more of them is no candidate
-RATIO = exp(token_log_ratio)
+RATIO, TWICE = exp(token_log_ratio), "with the ratio twice"
 COMPARISONS = 1000  # in the proof that one part is the same
 
 
@@ -70,9 +70,22 @@ def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Ne
     value only in the shipped losses that are nearest by formula.
     Returns [] if each differs in more than three parts.
     """
-    found = _Survey(hierarchy, ignore_advantages).run()
-    least = min((len(n.differences) for n in found), default=0)
-    return [n for n in found if len(n.differences) == least]
+    h = hierarchy.replace(advantages=None, gives_up={}) if ignore_advantages else hierarchy
+    found = [c for s in _all_shipped(ignore_advantages) if (c := _candidate(s, h)) is not None]
+    equal = [c for c in found if not c.differing]
+    if not equal and all("gates" in c.differing for c in found):
+        found = _with_equal_gates(found)
+    near = sorted(
+        (c for c in found if len(c.differing) <= FAR),
+        key=lambda c: (len(c.differing), len(c.differing) != 1 or not any(_exchanged(c))),
+    )
+    most = max(len(near[0].differing), 1) + 1 if near else 0
+    made = [_judged(c) for c in equal or near[:MOST] if len(c.differing) <= most]
+    if not any(len(n.differences) <= 1 for n in made):
+        made += [Neighbour(c.shipped.name, (TWICE,), c.matched.pairs) for c in found if _has_the_ratio_twice(c)]
+    least = min((len(n.differences) for n in made), default=0)
+    closest = (n for n in made if len(n.differences) == least)
+    return sorted(closest, key=lambda n: not any("exchanged" in d for d in n.differences))
 
 
 # ---------------------------------------------------------------- the survey
@@ -103,72 +116,42 @@ class _Candidate:
         return with_parameters(self.h, {mine[n]: theirs[n] for n in mine if n in theirs and mine[n] != theirs[n]}, {})
 
 
-class _Survey:
-    def __init__(self, h: Hierarchy, ignore_advantages: bool) -> None:
-        self.h = h.replace(advantages=None, gives_up={}) if ignore_advantages else h
-        self.shipped = _all_shipped(ignore_advantages)
+def _candidate(s: Hierarchy, h: Hierarchy) -> _Candidate | None:
+    if {x.name for x in s.leaves} != {x.name for x in h.leaves} and len(s.leaves) + len(h.leaves) > 2:
+        return None
+    try:
+        matched = match_by_role(s, h, {}, {})
+    except FibrationError:
+        return None
+    return _Candidate(s, matched, tuple(n for n, part in PARTS.items() if part(s) != part(matched.second)))
 
-    def run(self) -> list[Neighbour]:
-        found = [c for s in self.shipped if (c := self._candidate(s)) is not None]
-        equal = [c for c in found if not c.differing]
-        if not equal and all("gates" in c.differing for c in found):
-            found = self._with_equal_gates(found)
-        near = sorted(
-            (c for c in found if len(c.differing) <= FAR),
-            key=lambda c: (len(c.differing), len(c.differing) != 1 or not any(_exchanged(c))),
-        )
-        least = len(near[0].differing) if near else 0
-        made = [self._judged(c) for c in equal or near[:MOST] if len(c.differing) <= max(least, 1) + 1]
-        if not any(len(n.differences) <= 1 for n in made):
-            made = [*made, *self._with_the_ratio_twice(found)]
-        return sorted(made, key=lambda n: (len(n.differences), not any("exchanged" in d for d in n.differences)))
 
-    def _candidate(self, s: Hierarchy) -> _Candidate | None:
-        if {x.name for x in s.leaves} != {x.name for x in self.h.leaves} and len(s.leaves) + len(self.h.leaves) > 2:
-            return None
-        try:
-            matched = match_by_role(s, self.h, {}, {})
-        except FibrationError:
-            return None
-        differing = tuple(name for name, part in PARTS.items() if part(s) != part(matched.second))
-        return _Candidate(s, matched, differing)
+def _with_equal_gates(found: list[_Candidate]) -> list[_Candidate]:
+    """The candidates, those whose gates are equal by value without "gates" among what differs."""
+    by_gates: dict[Hashable, list[_Candidate]] = {}
+    for c in found:
+        by_gates.setdefault((gates_of(c.shipped), tuple(c.matched.pairs)), []).append(c)
+    equal = {id(c) for cs in by_gates.values() if _gates_are_same(cs[0].shipped, cs[0].h) for c in cs}
+    return [replace(c, differing=tuple(p for p in c.differing if p != "gates" or id(c) not in equal)) for c in found]
 
-    def _with_equal_gates(self, found: list[_Candidate]) -> list[_Candidate]:
-        """The candidates, those whose gates are equal by value without "gates" among what differs."""
-        verdicts: dict[Hashable, bool] = {}
 
-        def equal(c: _Candidate) -> bool:
-            key = gates_of(c.shipped), tuple(c.matched.pairs)
-            if key not in verdicts:
-                verdicts[key] = _gates_are_same(c.shipped, c.h)
-            return verdicts[key]
+def _judged(c: _Candidate) -> Neighbour:
+    if c.differing and (swapped := next(_exchanged(c), None)):
+        return Neighbour(c.shipped.name, (swapped,), c.matched.pairs)
+    parts = [p for p in c.differing if not _is_same_part(c, p)]
+    said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
+    if not said and c.differing and not are_same(lambda: pair(c.shipped, c.h)):
+        said = [f"but for {listed(c.differing)} together"]
+    return Neighbour(c.shipped.name, tuple(said or _exchanged_defaults(c)), c.matched.pairs)
 
-        return [
-            _Candidate(c.shipped, c.matched, tuple(p for p in c.differing if p != "gates")) if equal(c) else c
-            for c in found
-        ]
 
-    def _judged(self, c: _Candidate) -> Neighbour:
-        if c.differing and (swapped := next(_exchanged(c), None)):
-            return Neighbour(c.shipped.name, (swapped,), c.matched.pairs)
-        parts = [p for p in c.differing if not _is_same_part(c, p)]
-        said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
-        if not said and c.differing and not are_same(lambda: pair(c.shipped, c.h)):
-            said = [f"but for {listed(c.differing)} together"]
-        if not said:
-            said = list(_exchanged_defaults(c))
-        return Neighbour(c.shipped.name, tuple(said), c.matched.pairs)
-
-    def _with_the_ratio_twice(self, found: list[_Candidate]) -> Iterator[Neighbour]:
-        """Score estimators that are written as a ratio times a weight: the gradient has the ratio once more."""
-        for c in found:
-            if c.shipped.objective.estimator != "score" or self.h.objective.estimator == "score":
-                continue
-            if {"advantages", "penalties"} & set(c.differing):
-                continue
-            twice = bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO))
-            if are_same(lambda twice=twice, c=c: pair(twice, c.h)):  # type: ignore[misc]
-                yield Neighbour(c.shipped.name, ("with the ratio twice",), c.matched.pairs)
+def _has_the_ratio_twice(c: _Candidate) -> bool:
+    """Whether a score estimator is written as a ratio times a weight: the gradient has the ratio once more."""
+    estimators = [h.objective.estimator for h in (c.shipped, c.h)]
+    if estimators[0] != "score" or estimators[1] == "score" or {"advantages", "penalties"} & set(c.differing):
+        return False
+    twice = bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO))
+    return are_same(lambda: pair(twice, c.h))
 
 
 def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
@@ -182,10 +165,10 @@ def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
 
 
 def _is_same_part(c: _Candidate, part: str) -> bool:
-    if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
-        return False
     if part == "gates":
         return _gates_are_same(c.shipped, c.h)
+    if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
+        return False
     return are_same(lambda: pair(light(bare(c.shipped)), light(with_part(c.shipped, c.unified, part))))
 
 
@@ -206,13 +189,13 @@ def _words(c: _Candidate, part: str) -> str:
         return "with a score estimator" if h.objective.estimator == "score" else "without the score estimator"
     if part == "weights":
         return _words_of_weights(c)
+    if part == "advantages":
+        made, other = ("given ones" if x.advantages is None else str(x.advantages) for x in (h, s))
+        return f"but for its advantages: {made} in place of {other}"
     if part == "conditions":
         pick = [[(k.condition, k.normaliser) for k in x.objective.kept] for x in (s, h)]
         lost, new = _apart(*([f"{e}" if n == "all" else f'{e} (normaliser="kept")' for e, n in p] for p in pick))
         return _gone_and_new("the mask of", lost, new)
-    if part == "advantages":
-        made, other = ("given ones" if x.advantages is None else str(x.advantages) for x in (h, s))
-        return f"but for its advantages: {made} in place of {other}"
     lost, new = _apart(*([str(p) for p in x.penalties.values()] for x in (s, h)))
     return _gone_and_new("the penalty", lost, new)
 
@@ -229,7 +212,7 @@ def _words_of_weights(c: _Candidate) -> str:
             return base.replace(objective=Objective(base.objective.weight).score().weigh(weight))
 
         if are_same(lambda: pair(alone(weight), alone(RATIO))):
-            return "with the ratio twice"
+            return TWICE
     return _gone_and_new("the weight", lost, new)
 
 

@@ -25,7 +25,6 @@ from fibration.language.atoms import Count, Stratum, advantage, at, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.objectives import Penalty
 from fibration.language.operators import stop
 from fibration.language.pairs import Pair
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy
@@ -33,7 +32,7 @@ from fibration.language.token_formulas import SUMS
 from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.equivalent.search import has_batches
-from fibration.laws.equivalent.shared_means import Mean, Variables
+from fibration.laws.equivalent.shared_means import Part, Variables
 from fibration.laws.equivalent.token_formulas import ONE, ZERO, Form, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
 from fibration.laws.law import Proved, Unknown
@@ -121,7 +120,7 @@ class _Comparison:
     def __init__(self, pair: Pair) -> None:
         self.pair, self.variables = pair, Variables(pair)
         self.formulas = TokenFormulas(self.variables)
-        self._form = functools.cache(lambda k, leaf, side: Form(self.formulas, (*pair,)[k], leaf, side))
+        self._forms = functools.cache(lambda leaf, side: [Form(self.formulas, h, leaf, side) for h in pair])
         self.compared = 0  # pairs of branches of the coefficients
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
@@ -177,20 +176,11 @@ class _Comparison:
     @property
     def _means(self) -> str:
         """The means that both losses read, for a reader."""
-        of_first, of_second = (
-            {
-                a
-                for place in self.places
-                for e in (self._form(k, *place).ratio, self._form(k, *place).weight)
-                for a in atoms(e)
-            }
-            for k in range(2)
-        )
-        found = dict.fromkeys(str(m) for m, name in self.variables.names.items() if name in of_first & of_second)
+        forms = zip(*(self._forms(*place) for place in self.places), strict=True)
+        first, second = ({a for f in own for e in (f.ratio, f.weight) for a in atoms(e)} for own in forms)
+        names = self.variables.names
+        found = dict.fromkeys(str(m) for m, name in names.items() if m.kind == "mean" and name in first & second)
         return f"the same means ({'; '.join(found)})" if found else "the token's own numbers"
-
-    def _forms(self, leaf: Stratum, side: int) -> list[Form]:
-        return [self._form(k, leaf, side) for k in range(2)]
 
     # ------------------------------------------------------------ level by level
 
@@ -228,7 +218,7 @@ class _Comparison:
         for leaf, side in self.places:
             terms = []  # what the gated ratio times the advantage adds
             for k, form in enumerate(self._forms(leaf, side)):
-                same_ratio = all(self._form(k, leaf, s).ratio == form.ratio for s in self.sides)
+                same_ratio = all(self._forms(leaf, s)[k].ratio == form.ratio for s in self.sides)
                 is_score = form.h.objective.estimator == "score"
                 one = _Coefficient(self.formulas, side, form.ratio, form.weight, advantage, same_ratio, is_score)
                 terms.append(one)
@@ -271,22 +261,22 @@ class _Coefficient:
         self.variables, self.side, self.is_score = formulas.variables, side, is_score
         variables = self.variables
         self.ratio, self.weight, self.times = ratio, weight, times
-        means = {name: mean for mean, name in variables.names.items()}
-        known = {symbol(n): m for n, m in (*means.items(), *((r, g) for g, r in formulas.gathered_as.items()))}
+        known = {symbol(name): key for key, name in variables.names.items()}
         self.moving = [symbol(a) for a in atoms(self.ratio) if symbol(a) in known]
         self.at_point: dict[Any, int] = {X: 0} if side == 0 else {}
         self.at_point |= {z: 0 for z in known if variables.signs[z] == frozenset({0})}
         read = [a for a in atoms(self.ratio) if not (variables.on_policy and symbol(a) in self.at_point)]
-        self.folded: dict[Any, tuple[Mean, Stratum]] = {}
+        self.folded: dict[Any, tuple[Part, Stratum]] = {}
         reads = [*read, *atoms(self.weight), *atoms(times)]
         for z in self.moving:
             mean = known[z]
-            if not isinstance(mean, Mean) or len(mean.parts) > 1 or isinstance(mean.parts[0][2], Expression):
+            part, *others = mean.parts
+            if mean.kind != "mean" or others or isinstance(part.function, Expression):
                 continue
             place = mean.place if isinstance(mean.place, Stratum) else WHOLE
-            own = not mean.parts[0][2].free_symbols & set(known)  # moves with the token's log ratio alone
+            own = not part.function.free_symbols & set(known)  # moves with the token's log ratio alone
             if same_ratio and own and all(variables.is_constant_on(place, a) for a in reads):
-                self.folded[z] = mean, place
+                self.folded[z] = part, place
 
     def parts(self, ratio: Any, weight: Any) -> dict[Any, Any]:
         """On one branch, what the token's own log ratio adds (under `x`), and what each mean adds.
@@ -307,9 +297,8 @@ class _Coefficient:
                 continue
             mean, place = self.folded[z]
             if mean.side in (None, self.side):
-                ((leaf, share, function),) = mean.parts
-                number = to_sympy(self.variables.counted(Count(leaf, place)))
-                found[X] += number * slope * share * sympy.diff(function, X)
+                number = to_sympy(self.variables.counted(Count(mean.leaf, place)))
+                found[X] += number * slope * mean.weight * sympy.diff(mean.function, X)
         return {k: v.subs(self.at_point) for k, v in found.items()}
 
 
@@ -322,11 +311,15 @@ def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expressio
     The weights of tokens carry no gradient. A penalty over coarser elements becomes one over tokens: the tokens of an
     element have equal shares, which add up to the element's penalty.
     """
-    terms = (
-        _weight_of_penalty(formulas, h, leaf, p) * formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)
-        for p in h.penalties.values()
-    )
-    return functools.reduce(operator.add, terms, ZERO)
+    found, counted = ZERO, formulas.variables.counted
+    for p in h.penalties.values():
+        if p.over is None:
+            weight = stop(formulas.weight(h, leaf, p.objective or h.objective.of_penalties))
+        else:
+            tokens = functools.reduce(operator.add, [counted(Count(s, p.over)) for s in h.leaves])
+            weight = 1 / (counted(Count(p.over, WHOLE)) * tokens)
+        found = found + weight * formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)
+    return found
 
 
 def has_same_penalties(pair: Pair) -> bool:
@@ -336,11 +329,3 @@ def has_same_penalties(pair: Pair) -> bool:
         return False
     own = {(h.objective.of_penalties, h.rows) for h in pair}
     return len(own) == 1 or all(p.objective or p.over for p in first)
-
-
-def _weight_of_penalty(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, p: Penalty) -> Expression:
-    if p.over is None:
-        return stop(formulas.weight(h, leaf, p.objective or h.objective.of_penalties))
-    counted = formulas.variables.counted
-    tokens = functools.reduce(operator.add, [counted(Count(s, p.over)) for s in h.leaves])
-    return 1 / (counted(Count(p.over, WHOLE)) * tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
@@ -22,27 +23,19 @@ from fibration.laws.batches.coefficients import Place, Point, attempt
 from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, find, in_step, parameter_values
 from fibration.laws.batches.shapes import regular, small
+from fibration.laws.equivalent import log_prob_samples as samples
 from fibration.laws.equivalent.conditions_met import Points, alike, at_rest, holds_of, meets, points_at
-from fibration.laws.equivalent.log_prob_samples import (
-    ONE,
-    ZERO,
-    Breaks,
-    breaks,
-    draw_log_probs,
-    kinds,
-    read_by,
-    reads_policies,
-    scale,
-)
 from fibration.laws.values.duals import LogOf, Real, TooClose, value_of
 from fibration.laws.values.numerals import in_brief, rounded, shown
 
+ONE, ZERO = Fraction(1), Fraction(0)
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens
 Tries = Mapping[int, int]  # how many points are tried per number of tokens; key 0: larger regular batches
 FEW: Tries = {1: 16, 2: 16, 3: 10, 4: 0, 0: 0}
 MANY: Tries = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
 MOST_WIDE = 40  # tokens of a regular batch
+Breaks = Callable[[], samples.Breaks]
 PER_BATCH = 4  # batches that are drawn for each that may be tried: conditions may be rare
 
 
@@ -53,7 +46,7 @@ def difference(pair: Pair, most: Tries, any_size: bool = False) -> Witness | Non
     """
     if not is_evaluated(pair):
         return None
-    off = rounding(*(e for h in pair for e in read_by(h))) * 10**5
+    off = rounding(*(e for h in pair for e in samples.read_by(h))) * 10**5
     for n, number in most.items():
         found = _first(pair, n, number, off)
         if found is not None and any_size:
@@ -130,19 +123,17 @@ def points(pair: Pair, n: int) -> Iterator[Points | None]:
 
 def _interleaved(many: Iterable[Iterator[Points | None]]) -> Iterator[Points | None]:
     """Yields one item of each iterator in turn, so that no shape uses up all tries."""
-    left = list(many)
+    left = deque(many)
     while left:
-        for one in list(left):
-            for found in one:
-                yield found
-                break
-            else:
-                left.remove(one)
+        one = left.popleft()
+        for found in itertools.islice(one, 1):
+            yield found
+            left.append(one)
 
 
 def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
     """Yields a shape with values of attributes and parameters; also parameters of equal range with unequal values."""
-    read = dict.fromkeys(a for h in pair for e in read_by(h) for a in atoms(e))
+    read = dict.fromkeys(a for h in pair for e in samples.read_by(h) for a in atoms(e))
     read |= dict.fromkeys(a for c in pair.conditions if isinstance(c, Expression) for a in atoms(c))
     parameters = {
         a: a.parameter if isinstance(a, Component) else a for a in read if isinstance(a, (Parameter, Component))
@@ -185,12 +176,12 @@ def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points |
     # equal rewards make no advantage in most losses, so they are tried once
     telling = [a for a in steps if len(set(a)) > 1] if pair.takes_rewards else []
     turns = itertools.chain(steps, itertools.cycle(telling or steps))
-    found, read = functools.cache(lambda: breaks(pair, concrete)), reads_policies(pair)  # not for the first points
+    found = functools.cache(lambda: samples.breaks(pair, concrete))  # not for the first points
+    read = samples.reads_policies(pair)
     for log_ratios in _log_ratios(pair, found, concrete.tokens, rng) if steps else ():
         for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
-            yield points_at(
-                pair, concrete, log_ratios, a, draw_log_probs(pair, found(), log_ratios, rng) if read else {}
-            )
+            log_probs = samples.draw_log_probs(pair, found(), log_ratios, rng) if read else {}
+            yield points_at(pair, concrete, log_ratios, a, log_probs)
 
 
 def _advantages(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[tuple[Fraction, ...]]:
@@ -223,7 +214,7 @@ def _parts(concrete: Concrete, tokens: Sequence[Place], same: list[Stratum]) -> 
     return [names[p] for p in part]
 
 
-def _log_ratios(pair: Pair, found: Callable[[], Breaks], n: int, rng: random.Random) -> Iterator[tuple[Real, ...]]:
+def _log_ratios(pair: Pair, found: Breaks, n: int, rng: random.Random) -> Iterator[tuple[Real, ...]]:
     """Yields log ratios of all tokens: at and beside breakpoints, and far away.
 
     Of rational ratios first, which are at a breakpoint of ratios exactly: such values deviate from 1 as log ratios do
@@ -232,9 +223,9 @@ def _log_ratios(pair: Pair, found: Callable[[], Breaks], n: int, rng: random.Ran
     acting = {any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities) for h in pair}
     zero = (ZERO,) * n
     if pair.is_on_policy:
-        yield from [zero] * (12 if reads_policies(pair) else 4)
+        yield from [zero] * (12 if samples.reads_policies(pair) else 4)
         return
-    yield (scale(True in acting)(ZERO + (True in acting)),) * n
+    yield (samples.scale(True in acting)(ZERO + (True in acting)),) * n
     for in_ratios in (True, False):
         here = [x for x in found().current if isinstance(x, LogOf) is in_ratios]
         points = [x.ratio - 1 if isinstance(x, LogOf) else value_of(x) for x in here]
@@ -244,7 +235,7 @@ def _log_ratios(pair: Pair, found: Callable[[], Breaks], n: int, rng: random.Ran
         values = [*sorted(points), *(v for t in sizes for v in (t, 2 * t, t / 2, -t, -t / 2, -2 * t))]
         fine = [v for v in dict.fromkeys(values) if not in_ratios or v > -1]
         patterns = ((v,) for v in fine) if n == 1 else _patterns(zero, fine, rng)
-        log_prob = scale(in_ratios)
+        log_prob = samples.scale(in_ratios)
         yield from (tuple(log_prob(in_ratios + v) for v in p) for p in patterns if not in_ratios or min(p) > -1)
 
 
@@ -255,7 +246,7 @@ def _patterns(
     for _ in range(200):
         v, u = rng.choice(values), rng.choice(values)
         around = [v + rng.choice((-1, 0, 1)) * u for _ in zero]
-        yield from map(tuple, (*kinds(len(zero), ZERO, values, rng), around))
+        yield from map(tuple, (*samples.kinds(len(zero), ZERO, values, rng), around))
 
 
 # ---------------------------------------------------------------- the counterexample

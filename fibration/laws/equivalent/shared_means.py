@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
@@ -25,6 +25,7 @@ from fibration.language.atoms import (
     Reading,
     Stratum,
     Total,
+    Where,
     advantage,
     of_one_value,
     read_at,
@@ -37,6 +38,7 @@ from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ANY, POSITIVE, Signs, stop
 from fibration.language.pairs import Pair
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, symbol, to_sympy
+from fibration.language.token_formulas import ORDER
 from fibration.language.traversal import atoms, transform
 from fibration.laws.equivalent.branchwise import may_move, normal_form, outcomes, same
 from fibration.laws.gates.coordinates import X
@@ -47,20 +49,33 @@ from fibration.laws.signs.feasible import feasible, normal
 NOT_POSITIVE: Signs = frozenset({-1, 0})
 
 
-@dataclass(frozen=True)
-class Mean:
-    """One variable: a mean over an element of `place`, of its tokens on one side of `x = 0`."""
+class Part(NamedTuple):
+    """What a variable gathers from the tokens of one leaf on one side of `x = 0` (None: whatever their log ratios)."""
 
+    leaf: Stratum
+    side: int | None
+    function: Any
+    weight: Any = 1  # of a token in a mean
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One variable: a mean, the largest, a quantile or the deviation over an element; a sum before or after a token.
+
+    The parts of a mean have one side. `level`: of a quantile its level, of a sum in order its discount.
+    """
+
+    kind: str
     place: object  # a stratum; or, if it has one element, the set of its leaves
-    side: int | None  # None: of all tokens, whatever their log ratios
-    parts: tuple[tuple[Stratum, Any, Any], ...]  # per leaf: the leaf, a token's weight, the function that is averaged
+    parts: tuple[Part, ...]
+    level: Expression | None = None
+    of: Where = None
 
     def __str__(self) -> str:
         """The mean in words, whichever side of `x = 0` its tokens are on."""
         over = self.place if isinstance(self.place, Stratum) else "the batch"
         found = dict.fromkeys(
-            f"{_in_words(function)} over {over}, each {leaf} weighed by {_in_words(weight)}"
-            for leaf, weight, function in self.parts
+            f"{_in_words(p.function)} over {over}, each {p.leaf} weighed by {_in_words(p.weight)}" for p in self.parts
         )
         return " and ".join(found)
 
@@ -70,7 +85,7 @@ class Variables:
     """The variables of a pair, and its counts as the conditions equate them."""
 
     pair: Pair
-    names: dict[Mean, Reading] = field(default_factory=dict)
+    names: dict[Gathered, Reading] = field(default_factory=dict)
     signs: dict[Any, Signs] = field(default_factory=dict)
     places: dict[Reading, object] = field(default_factory=dict)  # of the variables
     partial: set[Expression] = field(default_factory=set)  # the variables that have no value on some batches
@@ -194,16 +209,23 @@ class Variables:
     def _is_defined(case: Case, assume: Assumptions, by_value: bool) -> bool:
         return case.defined(assume, None if by_value else case.needs_of_slopes(may_move))
 
-    def note_partial(self, variable: Expression, function: Any, leaf: Stratum, side: int | None) -> None:
-        """Records a variable as partial if its function has no value, or no slope, at some tokens."""
-        if isinstance(function, Expression):
-            assume = self.at(leaf, side)
-            if self.partial_in(function) or not all(
-                self._is_defined(c, assume, False) for c in cases(function, assume)
-            ):
-                self.partial.add(variable)
-        elif any(ATOM_OF[s] in self.partial for s in function.free_symbols):
-            self.partial.add(variable)
+    def variable(self, key: Gathered) -> Expression:
+        """The variable of a key; partial if a function has no value, or no slope, at some tokens."""
+        if key not in self.names:
+            made = self.names[key] = Reading(f"{key.kind} {len(self.names) + 1}")
+            self.signs[symbol(made)] = self._signs_of(key)
+            if key.kind not in ORDER or key.of is not None:
+                self.places[made] = key.of if key.kind in ORDER else key.place
+            if any(map(self._is_partial, key.parts)):
+                self.partial.add(made)
+        return self.names[key]
+
+    def _is_partial(self, part: Part) -> bool:
+        if not isinstance(part.function, Expression):
+            return any(ATOM_OF[s] in self.partial for s in part.function.free_symbols)
+        assume = self.at(part.leaf, part.side)
+        is_defined = all(self._is_defined(c, assume, False) for c in cases(part.function, assume))
+        return bool(self.partial_in(part.function)) or not is_defined
 
     def partial_in(self, *formulas: Expression) -> frozenset[Expression]:
         """The partial variables that formulas read. Formulas that are the same read the same ones."""
@@ -230,23 +252,16 @@ class Variables:
         place = self.places[atom]
         return isinstance(place, frozenset) or place in below
 
-    def mean(self, place: object, side: int | None, parts: tuple[tuple[Stratum, Any, Any], ...]) -> Expression:
+    def mean(self, place: object, parts: tuple[Part, ...]) -> Expression:
         """The mean of these functions, as a multiple of its variable."""
-        filled = [f for _, _, f in parts if isinstance(f, Expression) or f != 0]
+        filled = [p.function for p in parts if isinstance(p.function, Expression) or p.function != 0]
         if not filled:
             return as_expression(0)
         factor = sympy.Integer(1)
         if not any(isinstance(f, Expression) for f in filled):
             factor = self._factor(place, filled)
-            parts = tuple((leaf, weight, sympy.expand(f / factor)) for leaf, weight, f in parts)
-        key = Mean(place, side, parts)
-        if key not in self.names:
-            made = self.names[key] = Reading(f"mean {len(self.names) + 1}")
-            self.signs[symbol(made)] = self._signs_of(key)
-            self.places[made] = place
-            for leaf, _, function in parts:
-                self.note_partial(made, function, leaf, side)
-        return from_sympy(factor) * self.names[key]
+            parts = tuple(p._replace(function=sympy.expand(p.function / factor)) for p in parts)
+        return from_sympy(factor) * self.variable(Gathered("mean", place, parts))
 
     def _factor(self, place: object, functions: list[Any]) -> Any:
         """The factor that is constant over the place and moves out of the mean; if functions differ in it, a number."""
@@ -260,28 +275,31 @@ class Variables:
     def is_fixed(self, stratum: Stratum, factor: Any) -> bool:
         return all(s != X and self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols)
 
-    def _signs_of(self, mean: Mean) -> Signs:
-        """The signs of a mean. Weights are never negative, so it has the signs of its functions, or is 0.
+    def _signs_of(self, key: Gathered) -> Signs:
+        """The signs of a variable: of its functions, or 0. Weights of a mean are never negative.
 
-        It is not 0 if its functions have one sign, its weights are above 0 and it is over all tokens of its element:
-        an element has a token. Tokens on one side of `x = 0`, or of one leaf, may be none.
+        A mean is not 0 if its functions have one sign, its weights are above 0 and it is over all tokens of its
+        element: an element has a token. Tokens on one side of `x = 0`, of one leaf, or before the first may be none.
         """
-        if mean.side == 0 and all(not isinstance(f, Expression) and f.subs(X, 0) == 0 for _, _, f in mean.parts):
-            return frozenset({0})
-        found = frozenset[int]().union(*(self.signs_of(f, leaf, mean.side) for leaf, _, f in mean.parts))
-        if mean.side is None and len(found) == 1 and self._is_of_all(mean):
+        side = key.parts[0].side
+        plain = (not isinstance(f, Expression) and f.subs(X, 0) == 0 for _, _, f, _ in key.parts)
+        if key.kind == "deviation" or (key.kind == "mean" and side == 0 and all(plain)):
+            return frozenset({0, 1} if key.kind == "deviation" else {0})
+        found = frozenset[int]().union(*map(self._signs_of_part, key.parts))
+        if key.kind != "mean":
+            found |= {0} if key.kind in ORDER else frozenset()
+            return ANY if {-1, 1} <= found else found
+        reach = self.pair.shape.leaves_over(key.place) if isinstance(key.place, Stratum) else key.place
+        weights = {p.leaf: self.at(p.leaf, None).signs(p.weight) for p in key.parts}
+        is_of_all = reach == set(weights) and all(signs == POSITIVE for signs in weights.values())
+        if side is None and len(found) == 1 and is_of_all:
             return found
-        return ANY if mean.side == 0 else found | {0}
+        return ANY if side == 0 else found | {0}
 
-    def _is_of_all(self, mean: Mean) -> bool:
-        """Whether all tokens of an element count in a mean, each with a weight above 0."""
-        reach = self.pair.shape.leaves_over(mean.place) if isinstance(mean.place, Stratum) else mean.place
-        weights = {leaf: self.at(leaf, None).signs(weight) for leaf, weight, _ in mean.parts}
-        return reach == set(weights) and all(signs == POSITIVE for signs in weights.values())
-
-    def signs_of(self, function: Any, leaf: Stratum, side: int | None) -> Signs:
+    def _signs_of_part(self, part: Part) -> Signs:
         """The signs of a function at the tokens of a leaf."""
-        assume = self.at(leaf, side)
+        function, side = part.function, part.side
+        assume = self.at(part.leaf, side)
         if isinstance(function, Expression):
             return frozenset().union(
                 *(assume.with_signs(dict(c.signs)).signs(c.sympy()) for c in cases(function, assume))

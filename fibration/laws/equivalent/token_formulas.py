@@ -23,7 +23,6 @@ from fibration.language.atoms import (
     Count,
     Density,
     Parameter,
-    Reading,
     Stratum,
     Summary,
     Total,
@@ -38,12 +37,12 @@ from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
-from fibration.language.operators import ANY, Signs, stop, where
+from fibration.language.operators import stop, where
 from fibration.language.statistics import Aggregate, Ordered
-from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, symbol, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, to_sympy
 from fibration.language.token_formulas import NO_KINDS, ORDER
 from fibration.language.traversal import atoms, cancel, desugar, rewrite, substitute, transform
-from fibration.laws.equivalent.shared_means import Variables
+from fibration.laws.equivalent.shared_means import Gathered, Part, Variables
 from fibration.laws.signs.branches import cases
 from fibration.laws.signs.neighbourhood import SIDES
 
@@ -55,23 +54,11 @@ class Unsuited(Exception):
     """A hierarchy that cannot be written in these variables; its message says why."""
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """A variable: the largest, a quantile or the deviation over an element's tokens; a sum before or after a token."""
-
-    kind: str
-    place: object
-    level: Expression | None  # of a quantile its level, of order the discount
-    formulas: tuple[tuple[Stratum, int | None, Any], ...]
-    of: Where = None
-
-
 @dataclass
 class TokenFormulas:
     """Formulas of tokens, in the variables of a pair."""
 
     variables: Variables
-    gathered_as: dict[Gathered, Reading] = field(default_factory=dict)
     _known: dict[tuple[Expression, Stratum, frozenset[str]], Expression] = field(default_factory=dict)
 
     def read(self, e: Expression, leaf: Stratum, through: frozenset[str] = NO_KINDS) -> Expression:
@@ -88,7 +75,11 @@ class TokenFormulas:
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
         """A formula at a token, for use where no gradient flows: without `stop`, and with log ratio 0 on policy."""
-        found = _unstopped(self.read(at(e, leaf), leaf))
+
+        def unstopped(part: Expression) -> Expression:
+            return part.arguments[0] if isinstance(part, Apply) and part.operator == "stop" else part
+
+        found = rewrite(self.read(at(e, leaf), leaf), unstopped)
         return substitute(found, {token_log_ratio: ZERO}) if self.variables.on_policy else found
 
     def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
@@ -109,18 +100,13 @@ class TokenFormulas:
         elif atom.kind == "some":
             holds = {s: each(where(atom.formula, 1, 0), s) for s in self._leaves(atom.over)}
             return self.gathered("total", holds, atom.over) > 0  # type: ignore[arg-type]
+        elif atom.of is not None and atom.kind in ("total", "mean"):
+            found = self._of_elements(atom, leaf, each(atom.formula, leaf), not flows)
         else:
-            found = self._statistic(
-                atom, leaf, of, {s: each(atom.formula, s) for s in self._leaves(atom.over)}, not flows
-            )
+            formulas = {s: each(atom.formula, s) for s in self._leaves(atom.over)}
+            level = None if atom.level is None else self.value(atom.level, next(iter(formulas)))
+            found = self.gathered(atom.kind, formulas, atom.over, level, of, not flows)  # type: ignore[arg-type]
         return found if flows else stop(found)
-
-    def _statistic(self, atom: Aggregate, leaf: Stratum, of: Where, formulas: PerLeaf, by_value: bool) -> Expression:
-        assert isinstance(atom.over, Stratum)
-        if atom.of is not None and atom.kind in ("total", "mean"):
-            return self._of_elements(atom, leaf, formulas[leaf], by_value)
-        level = None if atom.level is None else self.value(atom.level, next(iter(formulas)))
-        return self.gathered(atom.kind, formulas, atom.over, level, of, by_value)
 
     def _of_elements(self, atom: Aggregate, leaf: Stratum, formula: Expression, by_value: bool) -> Expression:
         """A total or mean over elements as a sum over tokens, each with its share of its element."""
@@ -141,7 +127,7 @@ class TokenFormulas:
         place = over if over not in v.single else WHOLE
         if all(v.is_constant_on(place, a) for a in atoms(e)):
             return e, ZERO
-        simple, assume = self._simple(e, leaf), v.at(leaf, None)
+        simple, assume = self.simple(e, leaf), v.at(leaf, None)
         branches = cases(simple, assume)
         if len(branches) > 1 or not branches[0].defined(assume):
             return ZERO, e
@@ -166,14 +152,14 @@ class TokenFormulas:
         function = v.function(formula, leaf, side, by_value=not flows)
         terms = [] if isinstance(function, Expression) else sympy.Add.make_args(function)
         if not terms:
-            return self._variable(Gathered(o.direction, place, discount, ((leaf, side, function),), of))
+            return v.variable(Gathered(o.direction, place, (Part(leaf, side, function),), discount, of))
         found = ZERO
         for term in terms:
             fixed = [f for f in sympy.Mul.make_args(term) if v.is_fixed(place, f)]
             factor = sympy.Mul(*fixed)
             if factor != 0:
-                key = Gathered(o.direction, place, discount, ((leaf, side, term / factor),), of)
-                found = found + from_sympy(factor) * self._variable(key)
+                key = Gathered(o.direction, place, (Part(leaf, side, term / factor),), discount, of)
+                found = found + from_sympy(factor) * v.variable(key)
         return found
 
     def _leaves(self, stratum: Where) -> list[Stratum]:
@@ -197,7 +183,7 @@ class TokenFormulas:
         `of`: the formula belongs to elements of this stratum, each of which counts once. `by_value`: no gradient flows.
         """
         v = self.variables
-        formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
+        formulas = {leaf: self.simple(e, leaf) for leaf, e in formulas.items()}
         first, *others = formulas.values()
         none = ZERO * first  # 0, with no value where the formula has none
         if kind == "deviation" and len(formulas) == 1:
@@ -214,45 +200,27 @@ class TokenFormulas:
         there: object = frozenset(formulas) if over in v.single else over
         if kind not in ("total", "mean"):
             made = tuple(
-                (s, side, v.function(e, s, side, by_value=True)) for s, e in formulas.items() for side in sides
+                Part(s, side, v.function(e, s, side, by_value=True)) for s, e in formulas.items() for side in sides
             )
-            of = of if kind == "deviation" else None
-            return self._variable(Gathered(kind, there, level, made, of))
+            return v.variable(Gathered(kind, there, made, level, of if kind == "deviation" else None))
         share = cancelled(1 / to_sympy(number))
         terms = []
         for side in sides:
-            made = tuple((s, share, v.function(e, s, side, by_value)) for s, e in formulas.items())
-            (_, _, f), several = made[0], len(made) > 1
+            made = tuple(Part(s, side, v.function(e, s, side, by_value), share) for s, e in formulas.items())
+            f, several = made[0].function, len(made) > 1
             alone = several or split or isinstance(f, Expression)  # else the mean of a sum splits into a sum of means
-            for parts in [made] if alone else [((*made[0][:2], part),) for part in sympy.Add.make_args(f)]:
-                fixed = not alone and all(v.is_constant_on(place, ATOM_OF[s]) for s in parts[0][2].free_symbols)
-                terms.append(from_sympy(parts[0][2]) if fixed else v.mean(there, side, parts))
+            for parts in [made] if alone else [(made[0]._replace(function=term),) for term in sympy.Add.make_args(f)]:
+                own = parts[0].function
+                fixed = not alone and all(v.is_constant_on(place, ATOM_OF[s]) for s in own.free_symbols)
+                terms.append(from_sympy(own) if fixed else v.mean(there, parts))
         mean = functools.reduce(operator.add, terms)
         return number * mean if kind == "total" else mean
 
-    def _simple(self, e: Expression, leaf: Stratum) -> Expression:
+    def simple(self, e: Expression, leaf: Stratum, side: int | None = None) -> Expression:
         """A formula, or its only branch."""
-        assume = self.variables.at(leaf, None)
+        assume = self.variables.at(leaf, side)
         found = cases(e, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else e
-
-    def _variable(self, key: Gathered) -> Expression:
-        v = self.variables
-        if key not in self.gathered_as:
-            made = self.gathered_as[key] = Reading(f"{key.kind} {len(self.gathered_as) + 1}")
-            signs: Signs = frozenset().union(*(v.signs_of(f, leaf, side) for leaf, side, f in key.formulas))
-            if key.kind in ORDER:
-                signs |= {0}  # the first token has none before it
-            elif key.kind == "deviation":
-                signs = frozenset({0, 1})
-            v.signs[symbol(made)] = ANY if {-1, 1} <= signs else signs
-            for leaf, side, f in key.formulas:
-                v.note_partial(made, f, leaf, side)
-            if key.kind not in ORDER:
-                v.places[made] = key.place
-            elif key.of is not None:
-                v.places[made] = key.of
-        return self.gathered_as[key]
 
     # ------------------------------------------------------------ weights of a token
 
@@ -328,11 +296,6 @@ def _by_some(e: Expression) -> Expression:
     return e
 
 
-def _unstopped(e: Expression) -> Expression:
-    """A formula without `stop`, for use where no derivatives are taken."""
-    return rewrite(e, lambda part: part.arguments[0] if isinstance(part, Apply) and part.operator == "stop" else part)
-
-
 # ---------------------------------------------------------------- one hierarchy
 
 
@@ -360,8 +323,8 @@ class Form:
             parts = []
             for s in over:
                 function = self.variables.function(self._density(s, channel, side), s, side)
-                parts.append((s, _quotient(self.mass(s), self.mass(stratum)), function))
-            terms.append(self.variables.mean(place, side, tuple(parts)))
+                parts.append(Part(s, side, function, _quotient(self.mass(s), self.mass(stratum))))
+            terms.append(self.variables.mean(place, tuple(parts)))
         return functools.reduce(operator.add, terms)
 
     def _density(self, leaf: Stratum, channel: str, side: int) -> Expression:
@@ -371,8 +334,7 @@ class Form:
         assume = self.variables.at(leaf, side)
         if all(case.defined(assume) for case in cases(whole, assume)):  # a factor that cancels must have a value
             whole = cancel(whole)
-        found = cases(whole, assume)
-        return found[0].value if len(found) == 1 and found[0].defined(assume) else whole
+        return self.formulas.simple(whole, leaf, side)
 
     def _level(self, stratum: Stratum, channel: str) -> Expression:
         """What the gate of a stratum adds, per unit of the leaf measure."""

@@ -126,7 +126,8 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
                 if lost := _lost(whole, {**here, token_log_ratio: x}):
                     got, truth, recovered = lost
                     place = "" if leaf == root else f"in {concrete.describe(root)}, "
-                    given = f"log ratio {_number(x)}" + (f" and advantage {own}" if advantage in read else "")
+                    given = f"log ratio {x if x.denominator <= 10**12 else shown(x)}"
+                    given += f" and advantage {own}" if advantage in read else ""
                     text = f"{place}a {leaf} with {given} comes back as {got} instead of {truth}"
                     values = {"log_ratio": x, "recovered": recovered, "element": i}
                     return Witness(text, concrete, values | ({"advantage": own} if advantage in read else {}))
@@ -184,10 +185,6 @@ def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, 
     one, other = shown(value.middle), shown(truth.middle)
     off = "" if one != other else f", off by {shown(value.middle - truth.middle)}"
     return one, other + off, rounded(value.middle, value.high - value.low)
-
-
-def _number(x: Fraction) -> str:
-    return str(x) if x.denominator <= 10**12 else shown(x)
 
 
 LAW = Law("recovery", STATEMENT, decide_recovery)

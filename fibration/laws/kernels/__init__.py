@@ -1,4 +1,4 @@
-"""Laws of kernels: markov, reflecting, coherent, orthogonality. Each law begins at its `LAW`, at the end of its file.
+"""Laws of kernels: markov and reflecting (`reflecting.py`), coherent, orthogonality.
 
 `fibre_sums.py` serves the proofs, `kernel_search.py` the searches.
 """

@@ -18,7 +18,6 @@ from fibration.language.atoms import Stratum
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ZERO
-from fibration.language.report import Verdict
 from fibration.language.strata import Fibration, MarkovKernel, Shape, gauge, own
 from fibration.language.traversal import ONE, atoms, cancel, transform
 from fibration.laws import topic
@@ -48,14 +47,10 @@ def decide_coherent(subject: Subject) -> Iterator[Decision]:
         yield proved("hierarchy", f"K(a|b) = m(a)/m(b) on every edge, with {shown}")
         return
     decision = unproved("hierarchy", *blame(subject), element_of_two_masses(h))
-    yield following(decision, _broken(subject))
-
-
-def _broken(subject: Subject) -> Verdict | None:
-    """The first verdict on kernels that fail by themselves, if all other kernels agree."""
+    # kernels that fail by themselves are the cause, if all other kernels agree
     failed = [v for v in subject.verdicts if v.law in ("markov", "reflecting") and v.status != "proved"]
-    right = [f for f in subject.hierarchy.fibrations if not any(topic.is_about(v.subject, f) for v in failed)]
-    return failed[0] if failed and agreed(subject, right) else None
+    right = [f for f in h.fibrations if not any(topic.is_about(v.subject, f) for v in failed)]
+    yield following(decision, failed[0] if failed and agreed(subject, right) else None)
 
 
 # ---------------------------------------------------------------- the kernel to blame

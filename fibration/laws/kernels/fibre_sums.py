@@ -47,24 +47,15 @@ def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations)
         return None
     result: Any = 0
     for monomial, coefficient in polynomial.terms():
-        measure = next((s for s, p in zip(varying, monomial, strict=True) if p), None)
-        if measure is None:
-            summed: Expression | None = Count(source, target)
+        additive = next((from_sympy(s) for s, p in zip(varying, monomial, strict=True) if p), None)
+        if additive is None or isinstance(additive, Count):
+            summed: Expression = Count(source if additive is None else additive.of, target)
+        elif isinstance(additive, (Attribute, Total)):
+            summed = Total(additive if isinstance(additive, Attribute) else additive.attribute, target)
         else:
-            summed = _summed(from_sympy(measure), target)
-        if summed is None:
             return None
         result += coefficient * symbol(summed)
     return result
-
-
-def _summed(measure: Expression, target: Stratum) -> Expression | None:
-    """An additive measure of `a`, summed over the fibre."""
-    if isinstance(measure, Count):
-        return Count(measure.of, target)
-    if isinstance(measure, Total):
-        return Total(measure.attribute, target)
-    return Total(measure, target) if isinstance(measure, Attribute) else None
 
 
 def varies(s: Any, target: Stratum, known: Populations) -> bool:
@@ -105,7 +96,9 @@ def kernel_sums(
             yield None
             continue
         total: Any = sum(n * t for n, t in zip(factors or [1] * len(terms), terms, strict=True))
-        absent = {s: 0 for s in total.free_symbols if _is_absent(s, signs, subject)}
+        known = subject.assume.with_signs(signs)
+        measures = {s: a for s in total.free_symbols if isinstance(a := from_sympy(s), (Count, Total))}
+        absent = {s: 0 for s, a in measures.items() if known.presence.absent(a.of, a.over)}
         yield Sums(chosen, terms, total.subs(absent))
 
 
@@ -116,8 +109,3 @@ def _term(f: Fibration, case: Case, signs: dict[Any, Signs], subject: Subject) -
     if not case.defined(subject.at(f.source).with_signs(signs)):
         return None  # to sympy 0/0 of equal terms is 1
     return fibre_sum(case.sympy(), f.source, f.target, known)
-
-
-def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
-    atom = from_sympy(s)
-    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).presence.absent(atom.of, atom.over)

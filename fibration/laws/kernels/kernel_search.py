@@ -62,6 +62,7 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
             return None
         if any(x <= 0 for values in m.values() for x in values):
             return None
+        shape = concrete.shape
         for leaf, i in places_of(h, concrete):
             for u, members in groups:
                 sums = _sums(h.shape, concrete, m, (leaf, i), u, members)
@@ -70,8 +71,13 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
                     unit, size = _unit(h, concrete, leaf, i)
                     of = " and ".join(s.name for s in members)
                     value = rounded(sums[bad] * size, tolerance)
+                    # where the elements in question lie
+                    crossings = (s for s in (members[0], *shape.coarser(members[0])) if s in shape.crossings())
+                    where = next((t for s in crossings if (t := lies(concrete, s))), "")
+                    if not where and concrete.size[members[0]] > 1:
+                        where = f"{plural(members[0].name)}: {concrete.size[members[0]]}"
                     text = (
-                        f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
+                        f"{f'{where}; ' if where else ''}with {unit} at one {leaf}, the residuals on {of} over "
                         f"{u} {bad + 1} sum to {in_full(value)}"
                     )
                     values = {
@@ -120,13 +126,3 @@ def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str,
         if value is not None:
             return "log ratio 1", value
     return "density 1", Fraction(1)
-
-
-def _layout(concrete: Concrete, stratum: Stratum) -> str:
-    """Where the elements in question lie."""
-    shape = concrete.shape
-    crossings = (s for s in (stratum, *shape.coarser(stratum)) if s in shape.crossings())
-    text = next((t for s in crossings if (t := lies(concrete, s))), "")
-    if not text and concrete.size[stratum] > 1:
-        text = f"{plural(stratum.name)}: {concrete.size[stratum]}"
-    return f"{text}; " if text else ""

@@ -1,4 +1,4 @@
-"""Reflecting (def:fgh i): weights sum to 1 over every fibre.
+"""Markov and reflecting (def:fgh i): weights are defined and never negative, and sum to 1 over every fibre.
 
 Counts and totals are *additive*: summed over a fibre they give the count or total of the element below. They are also
 algebraically independent. So if a weight is linear in the additive measures of its element, with coefficients that are
@@ -30,7 +30,8 @@ import sympy
 from fibration.errors import FibrationError, an, listed
 from fibration.language.atoms import Count
 from fibration.language.expressions import Expression, Number, as_expression
-from fibration.language.operators import ZERO, Signs
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import POSITIVE, ZERO, Signs
 from fibration.language.report import Cause
 from fibration.language.strata import Fibration, MarkovKernel, uniform
 from fibration.language.sympy_bridge import cancelled, from_sympy, show, symbol, vanishes
@@ -40,18 +41,71 @@ from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
-from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided
-from fibration.laws.remedies import Offers, Otherwise, kernels
+from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided, unproved
+from fibration.laws.remedies import Fix, Offers, Otherwise, bounded, kernels
 from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.populations import Populations
 from fibration.laws.subject import Subject
 from fibration.laws.values.numerals import in_full, number, rounded
 
-STATEMENT = "the weights over each element sum to 1: π_* K = id"
+MARKOV = "every weight K(a|b) is defined and at least 0"
+REFLECTING = "the weights over each element sum to 1: π_* K = id"
+POSITIVE_MEASURE = "use uniform(), or proportional(m) with a count or the total of a positive attribute"
 SHARE = "let it be m(a)/m(b) of the measure m that the other kernels spread"
 MEASURE = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
 MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is taken for
 MANY = 8  # branches that may be empty; each set of them is a case
+
+
+# ---------------------------------------------------------------- markov
+
+
+def decide_markov(subject: Subject) -> Iterator[Decision]:
+    h = subject.hierarchy
+    for f in h.fibrations:
+        # the law allows 0, but the normal form divides by the measure
+        if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
+            yield proved(topic.kernel(f), f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
+            continue
+        witness = negative_weight(h, f)
+        found = f"{f.weight}{'' if witness else ', whose sign could not be decided'}"
+        yield unproved(topic.kernel(f), found, _positive(h, f), witness)
+
+
+def _positive(h: Hierarchy, given: Fibration) -> Offers:
+    """The remedy: a bound of a parameter or attribute with which weights are positive, or else other kernels."""
+
+    def is_positive(changed: Hierarchy) -> bool:
+        (f,) = (f for f in changed.fibrations if f.name == given.name)
+        return Claim(f.weight, Subject(changed, []).at(f.source), POSITIVE).is_shown
+
+    return (*bounded(h, [given.weight], is_positive), POSITIVE_MEASURE)
+
+
+def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
+    """A witness of a weight that is below 0 or has no value; None if none is found."""
+    tolerance = rounding(f.weight)
+
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Witness | None:
+        concrete, b, fibre = tried
+        for _, a, weight in fibre:
+            if weight is None or weight < -tolerance:
+                exact = None if weight is None else rounded(weight, tolerance)
+                value = "no value" if exact is None else in_full(exact)
+                text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
+                return Witness.on(concrete, text, {"element": b, "source": a, "weight": exact})
+        return None
+
+    return find(weights(h, (f,)), fails)
+
+
+def _ordinal(fibre: Fibre, element: int) -> str:
+    place = [a for _, a, _ in fibre].index(element) + 1
+    return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")
+
+
+# ---------------------------------------------------------------- reflecting
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
@@ -67,26 +121,41 @@ def decide_reflecting(subject: Subject) -> Iterator[Decision]:
     yield from (decide_share(f, wrong, subject) for f in h.shape.uncovered())
 
 
-def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
-    """Refutes with the first fibre found whose weights do not sum to 1; None if none is found."""
-    target, of = cover[0].target, f" of {_sources(cover)}" if len(cover) > 1 else ""
-    tolerance = rounding(*(f.weight for f in cover))
+def _other_sum(own: Cover, subject: Subject, way: Way | None = None) -> Decision | None:
+    """Refutes with the first fibre found whose weights do not sum to 1, or to the share of a way; None if none is."""
+    h, target = subject.hierarchy, own[0].target
+    read = own if way is None else tuple(dict.fromkeys((*own, *way.kernels)))
+    tolerance = rounding(*(f.weight for f in read))
 
     def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
         concrete, b, fibre = tried
-        lacking = [f for f, _, w in fibre if w is None]
-        summed = sum((w for *_, w in fibre if w is not None), Fraction(0))
-        if not lacking and abs(summed - 1) <= tolerance:
-            return None
-        exact = None if lacking else rounded(summed, tolerance)
-        value = "no sum, since a weight has no value" if exact is None else in_full(exact)
-        witness = Witness.on(concrete, f"{concrete.describe(target, b)} gives {value}", {"element": b, "sum": exact})
-        required = f"the weights over each {target}{of} sum to 1"
-        remedy = _fractions(cover, subject) or _remedy(cover, fibre, subject)
-        decision = refuted(topic.kernel(*cover), _written(cover), remedy, witness, required)
-        return following(decision, subject.kernel_without_a_value(*lacking))
 
-    return find(weights(subject.hierarchy, cover), fails)
+        def total(these: Cover) -> Fraction | None:
+            found = [w for f, _, w in fibre if f in these]
+            return None if None in found else sum((w for w in found if w is not None), Fraction(0))
+
+        summed, share = total(own), Fraction(1) if way is None else total(way.kernels)
+        if share is None or (summed is not None and abs(summed - share) <= tolerance):
+            return None
+        summed = None if summed is None else rounded(summed, tolerance)
+        text, value = concrete.describe(target, b), "no sum, since a weight has no value"
+        value = value if summed is None else in_full(summed)
+        values: dict[str, Any] = {"element": b, "sum": summed}
+        required, remedy = "", tuple[str | Fix, ...]()
+        if way is None:
+            of = f" of {_sources(own)}" if len(own) > 1 else ""
+            required = f"the weights over each {target}{of} sum to 1"
+            remedy = _fractions(own, subject) or _remedy(own, fibre, subject)
+        else:
+            over = [leaf for leaf in h.leaves if target in h.coarser(leaf)]
+            text += f", with {listed(number(len(concrete.over(leaf, target, b)), leaf) for leaf in over)},"
+            values["share"] = rounded(share, tolerance)
+            value += f", and the share of {way.leaves} is {in_full(values['share'])}"
+        witness = Witness.on(concrete, f"{text} gives {value}", values)
+        decision = refuted(topic.kernel(*own), _written(own), remedy, witness, required)
+        return following(decision, subject.kernel_without_a_value(*(f for f, _, w in fibre if f in own and w is None)))
+
+    return find(weights(h, read), fails)
 
 
 def _open_sum(cover: Cover, subject: Subject, proof: Unknown) -> Decision:
@@ -159,13 +228,10 @@ def _normalised(f: Fibration, subject: Subject) -> MarkovKernel | None:
 def sums_to_1(cover: Cover, subject: Subject) -> Proved | Unknown:
     """The sum over a fibre in one line, if it is shown to be 1 in every case."""
     unsure = _unsure(cover, subject)
-    lines = _sum_at_once(cover, unsure, subject) if unsure else None
-    if lines is not None:
-        return Proved("; ".join(dict.fromkeys(lines)))
-    if len(unsure) > MANY:
+    found = _sum_at_once(cover, unsure, subject) or [] if unsure else []
+    if not found and len(unsure) > MANY:
         return Unknown(f"with more than {MANY} branches that may be empty, in more ways than are looked at")
-    found: list[str] = []
-    for empty, filled, signs in _by_empty_branches(cover, subject):
+    for empty, filled, signs in () if found else _by_empty_branches(cover, subject):
         case = _sum(filled, empty, signs, subject)
         if case is None:
             of = an(cover[0].source) if len(cover) == 1 else _sources(cover)
@@ -224,9 +290,8 @@ def _sum(filled: Cover, empty: Cover, signs: dict[Any, Signs], subject: Subject)
 
 def _line(filled: Cover, sums: Sums, empty: Cover, known: Populations) -> str:
     if len(filled) == 1 and not empty:
-        f, case = filled[0], sums.cases[0]
-        form = _product_form(case, f, known)
-        return f"Σ over {f.source} of {case.value} = {f'{form} = ' * bool(form)}1"
+        form = _product_form(sums.cases[0], filled[0], known)
+        return f"Σ over {filled[0].source} of {sums.cases[0].value} = {f'{form} = ' * bool(form)}1"
     parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, sums.cases, strict=True)]
     where = f"without {' and '.join(f.source.name for f in empty)}: " if empty else ""
     return f"{where}{' + '.join(parts)} = {' + '.join(show(cancelled(t)) for t in sums.terms)} = 1"
@@ -279,7 +344,7 @@ def decide_share(f: Fibration, wrong: Mapping[Cover, Decision], subject: Subject
     if argument is not None:
         return proved(topic.kernel(f), argument)
     required = f"the weights over each {f.target} sum to the share of {way.leaves} in it, by way of {way.through}"
-    remedy, decision = _share_remedy(f, way, subject), _other_share(f, way, subject)
+    remedy, decision = _share_remedy(f, way, subject), _other_sum((f,), subject, way)
     if decision is None:
         found = f"{f.weight}, whose sum could not be compared with that share; no small hierarchy contradicts it"
         decision = following(undecided(topic.kernel(f), found, ""), subject.kernel_without_a_value(f))
@@ -303,35 +368,6 @@ def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str | None:
     return "; ".join(dict.fromkeys(lines)) or None
 
 
-def _other_share(f: Fibration, way: Way, subject: Subject) -> Decision | None:
-    """Refutes with the first fibre found whose weights sum to another share; None if none is found."""
-    h, read = subject.hierarchy, tuple(dict.fromkeys((f, *way.kernels)))
-    tolerance = rounding(*(k.weight for k in read))
-
-    def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
-        concrete, b, fibre = tried
-
-        def total(these: Sequence[Fibration]) -> Fraction | None:
-            found = [w for k, _, w in fibre if k in these]
-            return None if None in found else rounded(sum((w for w in found if w is not None), Fraction(0)), tolerance)
-
-        own, share = total([f]), total(way.kernels)
-        if share is None or (own is not None and abs(own - share) <= tolerance):
-            return None
-        value = "no sum, since a weight has no value" if own is None else in_full(own)
-        over = [leaf for leaf in h.leaves if f.target in h.coarser(leaf)]
-        tokens = listed(number(len(concrete.over(leaf, f.target, b)), leaf) for leaf in over)
-        text = (
-            f"{concrete.describe(f.target, b)}, with {tokens}, gives {value}, and the share of {way.leaves} is "
-            f"{in_full(share)}"
-        )
-        witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": share})
-        decision = refuted(topic.kernel(f), str(f.weight), "", witness)
-        return following(decision, subject.kernel_without_a_value(f) if own is None else None)
-
-    return find(weights(h, read), fails)
-
-
 def _share_remedy(f: Fibration, way: Way, subject: Subject) -> Offers:
     """The remedy: the share of an element, written out if possible."""
     terms: list[Any] = []
@@ -350,4 +386,5 @@ def _share_remedy(f: Fibration, way: Way, subject: Subject) -> Offers:
     return (SHARE,)
 
 
-LAW = Law("reflecting", STATEMENT, decide_reflecting, may_be_given_up=False)
+LAW_OF_SIGNS = Law("markov", MARKOV, decide_markov, may_be_given_up=False)
+LAW = Law("reflecting", REFLECTING, decide_reflecting, may_be_given_up=False)

@@ -53,26 +53,18 @@ REMEDY_OF_WEAKER = "let the advantage rise with reward, as reward - b does, or (
 
 def decide_baseline(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    if h.advantages is not None:
-        yield _decided(subject, h)
-
-
-def _decided(subject: Subject, h: Hierarchy) -> Decision:
-    assert h.advantages is not None
+    if h.advantages is None:
+        return
     formula = at(h.advantages, h.leaves[0])
     if (argument := _argument(h, formula)) is not None:
-        return proved("advantages", argument)
+        yield proved("advantages", argument)
+        return
     witness = not_its_own(h, desugar(formula), of_tokens(h, formula))
     unknown = "" if witness else ", which was not shown to be a reward less a baseline"
-    decision = unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY.format(group=_compared(h)), witness)
-    return following(decision, subject.failure("objective", "advantages"))
-
-
-def _compared(h: Hierarchy) -> str:
-    """The stratum over which the advantages compare rows."""
-    assert h.advantages is not None
     coarser = whole_batch(h).coarser(h.rows)
-    return next((str(a.over) for a in atoms_within(h.advantages, Summary) if a.over in coarser), BATCH)
+    group = next((str(a.over) for a in atoms_within(h.advantages, Summary) if a.over in coarser), BATCH)
+    decision = unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY.format(group=group), witness)
+    yield following(decision, subject.failure("objective", "advantages"))
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:
@@ -204,21 +196,21 @@ class _Taken:
         if isinstance(e, Number):
             return Parts()
         if e == reward:
-            return self._reward(place)
+            one = sympy.Integer(1)
+            if self.by_token:
+                return Parts(one) if place.of is None else None
+            return Parts(one, one) if place == HERE or place.of == self.h.rows else None
         read = Samples(self.h, self.by_token).of_atom(e, place)
         if (found := _plain(read)) is not None:
             return found
         if place.of is None and len(place.tokens) > 1:
             return None
-        if isinstance(e, Ordered):
-            return self._after(e, place)
+        if isinstance(e, Ordered):  # a sum over all later tokens of the row; undiscounted, unless `discounted`
+            is_sum = place == HERE and e.of is None and e.over == self.h.rows and (self.discounted or e.discount == ONE)
+            found = self._each(e.formula) if is_sum and not e.is_forward else None
+            left = _left(e.discount) if self.discounted else 1
+            return None if found is None else replace(found, now=NONE, later=found.now * left)
         return self._gathered(e, place) if isinstance(e, Aggregate) else None
-
-    def _reward(self, place: Place) -> Parts | None:
-        one = sympy.Integer(1)
-        if self.by_token:
-            return Parts(one) if place.of is None else None
-        return Parts(one, one) if place == HERE or place.of == self.h.rows else None
 
     def _applied(self, e: Apply, place: Place) -> Parts | None:
         found = [self.parts(a, place) for a in e.arguments]
@@ -235,7 +227,11 @@ class _Taken:
         if e.operator in ("*", "/") and last.is_fixed:
             given = self._given(e.arguments[1], place)
             return first.times(given if e.operator == "*" else 1 / given)
-        return self._chosen(*known) if e.operator == "where" else self._bent(known)
+        if e.operator == "where":
+            return self._chosen(*known)
+        # the arguments of any other function have no reward and are of one kind
+        own, rest = any(p.own for p in known), any(p.rest for p in known)
+        return None if any(p.has_reward for p in known) or (own and rest) else Parts(own=own, rest=rest)
 
     def _given(self, e: Expression, place: Place) -> Any:
         return to_sympy(at(e, place.of or self.h.leaves[0]))
@@ -248,19 +244,6 @@ class _Taken:
         if both.own and both.rest and not condition.is_fixed:
             return None
         return replace(both, now=one.now, later=one.later)
-
-    @staticmethod
-    def _bent(known: list[Parts]) -> Parts | None:
-        """The parts of any other function: its arguments have no reward and are of one kind, else None."""
-        own, rest = any(p.own for p in known), any(p.rest for p in known)
-        return None if any(p.has_reward for p in known) or (own and rest) else Parts(own=own, rest=rest)
-
-    def _after(self, o: Ordered, place: Place) -> Parts | None:
-        """The parts of a sum over all later tokens of the row; undiscounted, unless `discounted`."""
-        is_sum = place == HERE and o.of is None and o.over == self.h.rows and (self.discounted or o.discount == ONE)
-        found = self._each(o.formula) if is_sum and not o.is_forward else None
-        left = _left(o.discount) if self.discounted else 1
-        return None if found is None else replace(found, now=NONE, later=found.now * left)
 
     def _gathered(self, a: Aggregate, place: Place) -> Parts | None:
         """The parts of a sum or a mean with the own reward, in which each element's formula reads its own sample."""

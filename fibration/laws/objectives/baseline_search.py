@@ -130,9 +130,12 @@ def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | 
     """A batch on which an advantage does not rise evenly with its own rewards, whatever else is sampled."""
     policies = [p for p in policies_read(formula) if p != CURRENT]
 
+    def is_uneven(varied: Varied) -> Witness | None:
+        base = varied[0][1]  # unequal steps with the own reward, or one that is not above 0; unequal effects of others
+        return attempt(lambda: _odd(base, _with_its_own(varied, by_token)) or _odd(base, _with_others(base, varied)))
+
     def fails(resting: Sample) -> Witness | None:
-        varied = (v for at in resting.onward for v in _samples(at, policies))
-        found = find(varied, lambda v: attempt(lambda: _uneven(v, by_token)))
+        found = find((v for at in resting.onward for v in _samples(at, policies)), is_uneven)
         return found or attempt(lambda: _odd(resting, _along(resting, by_token)))
 
     return find(_resting(h, formula, concretes(h, [formula], caps.BASELINE, whole_batch(h))), fails)
@@ -157,16 +160,13 @@ def _resting(h: Hierarchy, formula: Expression, found: Iterator[Concrete]) -> It
     exact = rounding(desugar(formula))
     for concrete in found:
         n = concrete.tokens
-        if tried[n] < caps.BASELINE.few and _is_compared(h, concrete):
+        if tried[n] == caps.BASELINE.few:
+            continue
+        below = [s for s in whole_batch(h).coarser(h.rows) if s in concrete.size]
+        fibres = (concrete.over(h.rows, s, e) for s in below for e in range(concrete.size[s]))
+        if concrete.size[h.rows] > 1 and all(len(rows) > 1 for rows in fibres):
             tried[n] += 1
             yield Sample(replace(Point.alike(h, concrete, (ONE,) * n), rewards=(ZERO,) * n), formula, exact)
-
-
-def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
-    """Whether several rows lie over every element that rows lie over."""
-    below = [s for s in whole_batch(h).coarser(h.rows) if s in concrete.size]
-    fibres = (concrete.over(h.rows, s, e) for s in below for e in range(concrete.size[s]))
-    return concrete.size[h.rows] > 1 and all(len(f) > 1 for f in fibres)
 
 
 def _samples(sample: Sample, policies: list[str]) -> Iterator[Varied]:
@@ -181,12 +181,6 @@ def _samples(sample: Sample, policies: list[str]) -> Iterator[Varied]:
         for s in (sample, rewarded):
             under = replace(s, tokens=s.tokens.changed(p, s.token, LOWER), policy=p)
             yield [("", s), (f"its log_prob({p}) is {LOWER} instead of -1", under)]
-
-
-def _uneven(varied: Varied, by_token: bool) -> Witness | None:
-    """Unequal steps of an advantage with its own reward, one that is not above 0, or unequal effects of others."""
-    base = varied[0][1]
-    return _odd(base, _with_its_own(varied, by_token)) or _odd(base, _with_others(base, varied))
 
 
 def _odd(base: Sample, rises: Iterator[Rise]) -> Witness | None:

@@ -285,17 +285,14 @@ class Sampled:
             return None
         groups: dict[tuple[tuple[Any, Signs], ...], list[Any]] = {}
         for case in branches:
-            if near and not all(self._may_be_near(d, signs) for d, signs in case.signs):
+            beside = ((signs, self.assume.signs(d.subs(X, 0))) for d, signs in case.signs if near)
+            if not all(0 in there or there & signs for signs, there in beside):
                 continue
             if not case.defined(assume, case.needs_of_slopes(self._is_drawn)):
                 return None
             state = tuple((d, signs) for d, signs in case.signs if not any(map(self._is_drawn, d.free_symbols)))
             groups.setdefault(state, []).append(case.slope(X))
         return [[c for other in groups if _agree(state, other) for c in groups[other]] for state in groups]
-
-    def _may_be_near(self, difference: Any, signs: Signs) -> bool:
-        there = self.assume.signs(difference.subs(X, 0))
-        return 0 in there or bool(there & signs)
 
     def _kappas(self, found: Groups, targets: tuple[str, ...], now: Any) -> Kappas | None:
         """`κ` of every policy and of the entropy, by state. None unless the rest of the derivative is of the state.
@@ -323,7 +320,9 @@ class Sampled:
             alike = all(vanishes(b - c) for b in branches)
             if not alike or not all(self._is_of_state(v) for v in (*kappa.values(), rest)):
                 return None
-            kappa = {q: v for q, k in kappa.items() if not vanishes(v := self._of_state(k))}
+            # without the token's symbols, which cancel
+            at_0 = {q: k.subs({s: 0 for s in k.free_symbols if self._is_drawn(s)}) for q, k in kappa.items()}
+            kappa = {q: k for q, k in at_0.items() if not vanishes(k)}
             if any(not self._is_positive(k) for q, k in kappa.items() if q):
                 return None
             kappas += [kappa] if kappa else []
@@ -339,10 +338,6 @@ class Sampled:
     def _is_of_state(self, value: Any) -> bool:
         """Whether a value does not depend on the sampled token."""
         return all(vanishes(sympy.diff(value, s)) for s in value.free_symbols if self._is_drawn(s))
-
-    def _of_state(self, value: Any) -> Any:
-        """A value of the state, without the token's symbols, which cancel in it."""
-        return value.subs({s: 0 for s in value.free_symbols if self._is_drawn(s)})
 
     def _is_drawn(self, s: Any) -> bool:
         """Whether the value of a symbol changes with the sampled token.

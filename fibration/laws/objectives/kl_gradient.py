@@ -41,25 +41,26 @@ NOTHING = "nothing left in expectation"
 
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    yield from (_of_penalty(h, name, penalty) for name, penalty in h.penalties.items() if is_covered(h, penalty))
+    for name, penalty, sampled in _covered(h):
+        found = [s.divergence for s in sampled]
+        if all(f is not None for f in found):
+            granted = Samples(h).granted(weighed(h, penalty))
+            words = dict.fromkeys(f.words for f in found if f is not None)
+            yield proved(topic.penalty(name), "; ".join(words) + granted)
+            continue
+        formula, is_flat = desugar(sampled[0].formula), all(s.never_flows for s in sampled)
+        witness = no_divergence(h, formula, sampled[0].passed, looks_beyond(formula) and not is_flat)
+        said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
+        written = f"P = {penalty.formula}{estimator(h, penalty)}{said}"
+        is_nothing = is_flat and any(s.has_slope and s.is_flat_near for s in sampled)
+        decision = unproved(topic.penalty(name), written, _fixes(h, name), witness)
+        yield replace(decision, fault=NOTHING if is_nothing else "")
 
 
-def _of_penalty(h: Hierarchy, name: str, penalty: Penalty) -> Decision:
-    what, sampled = topic.penalty(name), _sampled(h, penalty)
-    found = [s.divergence for s in sampled]
-    if all(f is not None for f in found):
-        granted = Samples(h).granted(weighed(h, penalty))
-        return proved(what, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
-    formula, is_flat = desugar(sampled[0].formula), all(s.never_flows for s in sampled)
-    witness = no_divergence(h, formula, sampled[0].passed, looks_beyond(formula) and not is_flat)
-    said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
-    decision = unproved(what, f"P = {penalty.formula}{estimator(h, penalty)}{said}", _fixes(h, name), witness)
-    is_nothing = is_flat and any(s.has_slope and s.is_flat_near for s in sampled)
-    return replace(decision, fault=NOTHING if is_nothing else "")
-
-
-def _sampled(h: Hierarchy, penalty: Penalty) -> list[Sampled]:
-    return [Sampled(h, leaf, penalty) for leaf in h.leaves]
+def _covered(h: Hierarchy) -> Iterator[tuple[str, Penalty, list[Sampled]]]:
+    """Yields every penalty that the law covers, with its name, and the penalty at the tokens of each leaf."""
+    covered = ((name, penalty) for name, penalty in h.penalties.items() if is_covered(h, penalty))
+    yield from ((name, penalty, [Sampled(h, leaf, penalty) for leaf in h.leaves]) for name, penalty in covered)
 
 
 def estimator(h: Hierarchy, penalty: Penalty) -> str:
@@ -87,7 +88,8 @@ def _multiple(value: Any, formula: Any) -> str | None:
 def _fixes(h: Hierarchy, name: str) -> Offers:
     """The sign turned; else estimators with the gradient of the divergence to the policy that the penalty reads."""
     turned = _turned(h, name)
-    if all(s.divergence is not None for s in _sampled(h, turned.mended().penalties[name])):
+    (mended,) = (sampled for other, _, sampled in _covered(turned.mended()) if other == name)
+    if all(s.divergence is not None for s in mended):
         return (turned,)
     read, ratio = {*policies_read(h.penalties[name].formula)} - {CURRENT}, exp(token_log_ratio)
     found: list[str | Fix] = []
@@ -119,10 +121,7 @@ WEAKER = (
 def remainder(subject: Subject) -> Iterator[Decision]:
     """Decides what is left of the law if it is given up: no penalty leads away from its policy or lacks a gradient."""
     h = subject.hierarchy
-    for name, penalty in h.penalties.items():
-        if not is_covered(h, penalty):
-            continue
-        sampled = _sampled(h, penalty)
+    for name, penalty, sampled in _covered(h):
         rising = [s.rises for s in sampled]
         if all(rising):
             yield proved(topic.penalty(name), WEAKER)
@@ -130,13 +129,8 @@ def remainder(subject: Subject) -> Iterator[Decision]:
         formula, named = desugar(sampled[0].formula), sampled[0].named
         passed = sorted(p for p in named if p not in (CURRENT, OLD))
         witness = leads_nowhere(h, formula, passed, bool(named) and OLD not in named, False in rising)
-        left = unproved(
-            topic.penalty(name),
-            f"P = {penalty.formula}{estimator(h, penalty)}",
-            (_turned(h, name),),
-            witness,
-            required=WEAKER,
-        )
+        written = f"P = {penalty.formula}{estimator(h, penalty)}"
+        left = unproved(topic.penalty(name), written, (_turned(h, name),), witness, required=WEAKER)
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 
 

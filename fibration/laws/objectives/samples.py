@@ -89,7 +89,8 @@ class Samples:
         over, of = a.over or place.of, a.of if isinstance(a.of, Stratum) else None
         if a.others and self.is_coarse(of) and not place.tokens & OTHERS:
             return Place(OTHERS, of, of)
-        return Place(self._over(over, place), of, place.within if self._is_inside(over, place) else _stratum(over))
+        within = place.within if self._is_inside(over, place) else over if isinstance(over, Stratum) else None
+        return Place(self._over(over, place), of, within)
 
     def ordered(self, o: Ordered, place: Place) -> Place:
         """Where the formula of an order is read. Within a row, an earlier element ends before the next one begins."""
@@ -148,10 +149,6 @@ def of_tokens(h: Hierarchy, formula: Expression) -> bool:
         or (isinstance(a, Aggregate) and a.kind == "total" and (a.over == h.rows or not Samples(h).is_coarse(a.over)))
     )
     return any(reward in atoms(a.formula) for a in sums if a.of is None)
-
-
-def _stratum(over: object) -> Stratum | None:
-    return over if isinstance(over, Stratum) else None
 
 
 def _each(what: What, tokens: Iterable[When]) -> Reads:

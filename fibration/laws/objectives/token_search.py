@@ -51,12 +51,8 @@ def _crossed(
 # ---------------------------------------------------------------- values and signs
 
 
-class Batch(NamedTuple):
-    """A batch whose tokens are alike, except for one number of its first token."""
-
-    tokens: Point
-    changed: str = ""  # a policy, `LOG_RATIO` or `ADVANTAGE`
-    to: Fraction = Fraction(0)
+# A batch of tokens that are alike, except for a number of the first one: a policy, `LOG_RATIO` or `ADVANTAGE`, or none.
+Batch = tuple[Point, str, Fraction]
 
 
 def without_its_sign(
@@ -69,12 +65,19 @@ def without_its_sign(
     exact = rounding(formula)
 
     def fails(batch: Batch) -> Witness | None:
-        tokens, n = batch.tokens, len(batch.tokens.places)
+        tokens, changed, to = batch
+        n = len(tokens.places)
         for k in range(n):
             value = tokens.attempt(formula, k, place)
             if value is not None and (signs == ANY or value >= -exact):
                 continue
-            given = _listed_values(batch, k, "reward" if what == "advantage" else "advantage")
+            word, own = "reward" if what == "advantage" else "advantage", tokens.advantages[k]
+            parts = [f"{word} {own}"] if changed == ADVANTAGE or own != 1 else []
+            if changed == LOG_RATIO:
+                parts.append(f"log ratio {in_brief(to)}")
+            elif changed and changed != ADVANTAGE:
+                parts.append(f"log_prob({changed}) = {in_brief(to)}, all others -1")
+            given = f" with {' and '.join(parts)}" if parts else ""
             of = "the first token" if k == 0 and n > 1 else f"token {k + 1}" if k else "the token"
             value = None if value is None else rounded(value, exact)
             got = f"has {NO_VALUE}" if value is None else f"is {in_brief(value)}"
@@ -85,34 +88,25 @@ def without_its_sign(
     return find(_batches(h, formula), fails)
 
 
-def _listed_values(batch: Batch, k: int, word: str) -> str:
-    given, changed = batch.tokens.advantages[k], batch.changed
-    parts = [f"{word} {given}"] if changed == ADVANTAGE or given != 1 else []
-    if changed == LOG_RATIO:
-        parts.append(f"log ratio {in_brief(batch.to)}")
-    elif changed and changed != ADVANTAGE:
-        parts.append(f"log_prob({changed}) = {in_brief(batch.to)}, all others -1")
-    return f" with {' and '.join(parts)}" if parts else ""
-
-
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
     read, policies = atoms_within(formula), policies_read(formula)
     given = advantage in read or reward in read  # rewards get the same numbers as advantages
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
-    few: list[Batch] = []
+    few: list[Point] = []
     for concrete in concretes(h, [formula], caps.TOKEN_FORMULAS, whole_batch(h)):
-        yield from (found := [Batch(Point.alike(h, concrete, (a,) * concrete.tokens)) for a in signs])
+        found = [Point.alike(h, concrete, (a,) * concrete.tokens) for a in signs]
+        yield from ((batch, "", Fraction(0)) for batch in found)
         few += found if len(few) < caps.TOKEN_FORMULAS.few * len(signs) else []
     varied = [LOG_RATIO] * (token_log_ratio in read or CURRENT in policies) + [p for p in policies if p != CURRENT]
     large = [s * Fraction(n) for n in (1, 20) for s in (1, -1)]
     for batch, what in itertools.product(few, [*varied, *[ADVANTAGE] * given]):
 
-        def at_value(v: Fraction, batch: Point = batch.tokens, what: str = what) -> Point:
+        def at_value(v: Fraction, batch: Point = batch, what: str = what) -> Point:
             return (batch.lowered(max(v, Fraction(0))) if what == LOG_RATIO else batch).changed(what, 0, v)
 
-        turns = _crossed(batch.tokens, formula, 0, lambda e, v, at=at_value: at(v).attempt(e, 0), near=-6, signs=True)  # type: ignore[misc]
+        turns = _crossed(batch, formula, 0, lambda e, v, at=at_value: at(v).attempt(e, 0), near=-6, signs=True)  # type: ignore[misc]
         allowed = (v for v in (*large, *turns) if what in (LOG_RATIO, ADVANTAGE) or v <= 0)  # no log-prob is above 0
-        yield from (Batch(at_value(v), what, v) for v in allowed)
+        yield from ((at_value(v), what, v) for v in allowed)
 
 
 # ---------------------------------------------------------------- where all policies coincide

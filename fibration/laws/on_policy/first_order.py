@@ -27,18 +27,7 @@ from fibration.laws.gates.coordinates import composed
 from fibration.laws.gates.recovery import inverted
 from fibration.laws.kernels.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
-from fibration.laws.on_policy.expansion import (
-    Stack,
-    back_at_0,
-    has_slope_one,
-    is_one,
-    is_smooth,
-    reads_order,
-    recovers,
-    together,
-    usable,
-    wrong_starts,
-)
+from fibration.laws.on_policy import expansion
 from fibration.laws.signs.branches import merged
 from fibration.laws.subject import Subject
 
@@ -80,19 +69,19 @@ def wrong_start(subject: Subject, held: bool = False) -> Decision | None:
     `held`: sums before or after a token may add a stopped value.
     """
     h = subject.hierarchy
-    leaf, side = next(wrong_starts(subject, held), (None, 0))
+    leaf, side = next(expansion.wrong_starts(subject, held), (None, 0))
     if leaf is None:
         return None
     wholes = {leaf: composed(h, leaf) for leaf in h.leaves}
     found = (w for leaf, whole in wholes.items() if (w := first_update.start_not_recovered(h, leaf, whole)))
-    witness = next(found, None) or (first_update.wrong_coefficients(h) if reads_order(h) else None)
+    witness = next(found, None) or (first_update.wrong_coefficients(h) if expansion.reads_order(h) else None)
     owner = "" if side else "one channel alone has x = 0, as where(token_log_ratio >= 0, ...) and its negation: "
     return unproved("decomposition", f"R(F(r)) = {wholes[leaf]}", inverted(h, owner), witness, START)
 
 
 def _failure(subject: Subject) -> Verdict | None:
     """The first failed law that agreement rests on; recovery counts only if it fails beside `r = 1`."""
-    recovery = None if recovers(subject) else subject.first_failure("recovery")
+    recovery = None if expansion.recovers(subject) else subject.first_failure("recovery")
     # residuals add up to densities whatever the weights of kernels are, as long as they have values
     kernel = subject.kernel_without_a_value(*subject.hierarchy.fibrations)
     return recovery or subject.first_failure("identity") or kernel
@@ -103,12 +92,11 @@ def _failure(subject: Subject) -> Verdict | None:
 
 def _gate_by_gate(subject: Subject) -> str | None:
     exact = all(subject.germ(g, s).passes for s, _, g in gates(subject.hierarchy))
-    if not exact and not is_smooth(subject):
+    if not exact and not expansion.is_smooth(subject):
         return None
     near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
-    if len(subject.hierarchy.order) == 1:
-        return f"the gate {near}, and {_back(subject)}"
-    return f"every gate {near}, a token's residuals on all levels add up to its density σ, and {_back(subject)}"
+    several = f"every gate {near}, a token's residuals on all levels add up to its density σ"
+    return f"{several if len(subject.hierarchy.order) > 1 else f'the gate {near}'}, and {_back(subject)}"
 
 
 def _back(subject: Subject) -> str:
@@ -117,13 +105,13 @@ def _back(subject: Subject) -> str:
 
 def _together(subject: Subject, failure: Verdict) -> str | None:
     """The argument that the gates of all levels add up, although one is not the identity; None if there is none."""
-    found = together(subject) if failure.law == "identity" and recovers(subject) else None
+    found = expansion.together(subject) if failure.law == "identity" and expansion.recovers(subject) else None
     if found is None:
         return None
     other = [m for _, meetings in found for m in meetings if not vanishes(m.difference)]
-    if not other or (all(vanishes(m.value) and m.is_still for m in other) and is_smooth(subject)):
+    if not other or (all(vanishes(m.value) and m.is_still for m in other) and expansion.is_smooth(subject)):
         return f"{_added_up(subject, 'add up, to first order, to' if other else 'add up to')}, and {_back(subject)}"
-    if is_one(subject) and has_slope_one(subject, still=True):
+    if expansion.is_one(subject) and expansion.has_slope_one(subject, still=True):
         return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
     return None
 
@@ -133,7 +121,7 @@ def _added_up(subject: Subject, word: str) -> str:
     h = subject.hierarchy
     leaf = " and ".join(s.name for s in h.leaves)
     each = "the" if len(h.leaves) == 1 else "each"
-    shown = Stack(subject, h.leaves[0], h.decomposition.channels[0]).shown() if len(h.leaves) == 1 else ""
+    shown = expansion.Stack(subject, h.leaves[0], h.decomposition.channels[0]).shown() if len(h.leaves) == 1 else ""
     if "+" in h.decomposition.channels:
         shown = shown.replace(', "+")', ")").replace("[+]", "")  # the other channel differs in nothing else
     what = f"near on-policy the gates are {shown}, which" if shown else "near on-policy the gates of all levels"
@@ -146,15 +134,15 @@ def _added_up(subject: Subject, word: str) -> str:
 def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
     """A witness against the operator, or None. A gate's own may not be enough: gates may compensate each other."""
     own = failure.counterexample if failure else None
-    if reads_order(subject.hierarchy):
+    if expansion.reads_order(subject.hierarchy):
         return first_update.off_policy(subject.hierarchy)
     if failure and (failure.law != "identity" or not isinstance(own, Witness)):
         return None
-    if not (recovers(subject) and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):
+    if not (expansion.recovers(subject) and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):
         return None
     if isinstance(own, Witness) and subject.hierarchy.shape.is_chain and _is_felt(subject, own):
         return own
-    return first_update.off_policy(subject.hierarchy) if usable(subject) else None
+    return first_update.off_policy(subject.hierarchy) if expansion.usable(subject) else None
 
 
 def _is_felt(subject: Subject, own: Witness) -> bool:
@@ -191,7 +179,7 @@ def subspace(subject: Subject) -> Stratum | None:
     cross this one, must be the identity.
     """
     h, shape = subject.hierarchy, subject.hierarchy.shape
-    if not subject.proved("reflecting") or any(wrong_starts(subject)):
+    if not subject.proved("reflecting") or any(expansion.wrong_starts(subject)):
         return None
     if any(v.law == "identity" and v.subject == "reference" for v in subject.verdicts):
         return None
@@ -199,9 +187,14 @@ def subspace(subject: Subject) -> Stratum | None:
     wrong = {s for (s, _), germ in germs.items() if not (germ.value_ok and germ.slope_ok)}
     below_all = (s for s in reversed(h.order) if shape.above(s) and shape.leaves_over(s) == set(h.leaves))
     good = next((s for s in below_all if wrong <= set(shape.finer(s))), None)
-    if good is None or not (shape.is_tree or (usable(subject) and _residuals_vanish(subject, good))):
+    if good is None or not (shape.is_tree or expansion.usable(subject)):
         return None
-    alike: dict[object, list[Slope]] = {}  # of one gate, and of gates whose residuals sum to 0 only together
+    # the residuals of finer strata sum to 0 over each element: on a tree, by the law of reflection
+    found = {} if shape.is_tree else {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
+    if not all(shape.is_tree or found.get(topic.residual(s)) == "proved" for s in shape.finer(good)):
+        return None
+    # by gate, or gates whose residuals sum to 0 only together: slopes, with conditions on a whole element
+    alike: dict[object, list[tuple[dict[Any, Signs], Any]]] = {}
     for (stratum, channel), germ in germs.items():
         if stratum in shape.finer(good):
             if not germ.value_ok or germ.slopes is None:
@@ -213,30 +206,16 @@ def subspace(subject: Subject) -> Stratum | None:
                 alike[beside] = [*alike.get(beside, ()), *slopes]
     weight, shares = to_sympy(h.objective.spelled_out(h.leaves, h.rows)), []
     for leaf in h.leaves:
-        if (known := back_at_0(subject, leaf)) is None:
+        if (known := expansion.back_at_0(subject, leaf)) is None:
             return None
         shares.append([weight * slope for slope in known[1 : 1 + len(h.decomposition.channels)]])
     fixed = [slope for slopes in alike.values() for _, slope in slopes] + [share for leaf in shares for share in leaf]
     is_one_share = all(vanishes(a - b) for leaf in shares for a, b in zip(leaf, shares[0], strict=True))
     finite = not any(value.has(sympy.zoo, sympy.nan, sympy.oo) for value in fixed)
-    is_one_slope = all(map(_are_one, alike.values()))
+    # slopes that can occur on one element are equal
+    pairs = (pair for slopes in alike.values() for pair in itertools.combinations(slopes, 2))
+    is_one_slope = all(vanishes(s - t) for (held, s), (other, t) in pairs if merged(held, other) is not None)
     return good if is_one_share and finite and is_one_slope and all(is_constant(h, v, good) for v in fixed) else None
-
-
-Slope = tuple[dict[Any, Signs], Any]  # with conditions that hold on all of an element, or on none of it
-
-
-def _are_one(slopes: list[Slope]) -> bool:
-    """Whether slopes that can occur on one element are equal."""
-    pairs = itertools.combinations(slopes, 2)
-    return all(vanishes(s - t) for (held, s), (other, t) in pairs if merged(held, other) is not None)
-
-
-def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
-    """Whether the residuals of finer strata sum to 0 over each element. On a tree this is the law of reflection."""
-    h = subject.hierarchy
-    found = {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
-    return all(found.get(topic.residual(s)) == "proved" for s in h.shape.finer(coarse))
 
 
 def is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:

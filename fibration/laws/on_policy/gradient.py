@@ -28,18 +28,7 @@ from fibration.laws.batches.first_update import opposed_advantage, wrong_coeffic
 from fibration.laws.gates.coordinates import X, recovery_slopes
 from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
 from fibration.laws.objectives.samples import of_tokens
-from fibration.laws.on_policy.expansion import (
-    Meeting,
-    Stack,
-    ends,
-    has_slope_one,
-    has_sums,
-    is_one,
-    is_smooth,
-    reached,
-    reads_order,
-    together,
-)
+from fibration.laws.on_policy import expansion
 from fibration.laws.on_policy.first_order import constant_on, is_constant, wrong_start
 from fibration.laws.on_policy.identity import GIVE_UP
 from fibration.laws.remedies import Fix, Offers
@@ -63,10 +52,10 @@ def _of_slopes(subject: Subject) -> Decision | None:
     h = subject.hierarchy
     if h.objective.estimator == "score":
         argument = "𝒢(1) = 1, so that on policy Σ μ·𝒢·A·∇log π is the gradient of J"
-        return proved("hierarchy", argument) if is_one(subject) else None
-    if reads_order(h) and subject.proved("identity") and is_smooth(subject):
+        return proved("hierarchy", argument) if expansion.is_one(subject) else None
+    if expansion.reads_order(h) and subject.proved("identity") and expansion.is_smooth(subject):
         return proved("hierarchy", "𝒢'(1) = 1: what comes before a token has a value in F and is stopped")
-    if has_slope_one(subject):
+    if expansion.has_slope_one(subject):
         return proved("hierarchy", "𝒢'(1) = 1: only the value at r = 1 is not the true one")
     over = (s for s in h.order if h.rows in (s, *h.coarser(s)))
     coarse = next((s for s in over if subject.proved("first_order", constant_on(s))), None)
@@ -144,10 +133,10 @@ def follows_advantages(subject: Subject) -> str | None:
     or 1.
     """
     h = subject.hierarchy
-    if not has_sums(subject):
+    if not expansion.has_sums(subject):
         return None
     if h.objective.estimator == "score":
-        values = [(leaf, r and r[0]) for leaf, r in reached(subject, together(subject))]
+        values = [(leaf, r and r[0]) for leaf, r in expansion.reached(subject, expansion.together(subject))]
         if not values or any(v is None or -1 in subject.at(leaf).signs(cancelled(v)) for leaf, v in values):
             return None
         return "𝒢(1) is not below 0, and on policy every coefficient is μ·𝒢·A"
@@ -155,7 +144,7 @@ def follows_advantages(subject: Subject) -> str | None:
     are_one = all(_rises(subject, channel, True) for channel in channels)
     if h.orthogonalise is not None or not (are_one or all(_rises(subject, channel, False) for channel in channels)):
         return None
-    found = together(_without_inner_gates(subject) if are_one else subject)
+    found = expansion.together(_without_inner_gates(subject) if are_one else subject)
     for stack, meetings in found or ():
         for meeting in meetings:
             slopes, assume = _slopes(stack, meeting), stack.assume.with_signs(meeting.conditions)
@@ -177,14 +166,14 @@ def _without_inner_gates(subject: Subject) -> Subject:
     return Subject(h.replace(gates={**h.gates, **dict.fromkeys(still, identity_gate())}), subject.verdicts)
 
 
-def _slopes(stack: Stack, meeting: Meeting) -> dict[Stratum, Any] | None:
+def _slopes(stack: expansion.Stack, meeting: expansion.Meeting) -> dict[Stratum, Any] | None:
     """`d_u` of every stratum below a leaf; None if gates read densities of the other channel."""
     slopes, own = dict(meeting.slopes), {u: symbol(Density(u, stack.channel)) for u in stack.path}
     found = {u: cancelled(to_sympy(stack.h.masses[u]) * slopes.pop(v) + int(u == stack.leaf)) for u, v in own.items()}
     return found if all(map(vanishes, slopes.values())) else None
 
 
-def _full(stack: Stack) -> Iterator[list[Stratum]]:
+def _full(stack: expansion.Stack) -> Iterator[list[Stratum]]:
     """Yields the strata whose shares can be 1 where all others are 0.
 
     The share of a row in an element of a stratum that crosses the rows may be any.
@@ -206,7 +195,7 @@ def _rises(subject: Subject, channel: str, is_one: bool) -> bool:
         found: list[Any] = []
         for leaf in h.leaves:
             density = cancel(h.with_mass(h.decomposition[channel], leaf) / h.masses[leaf])
-            for end in ends(subject, leaf, density, side) or (None,):
+            for end in expansion.ends(subject, leaf, density, side) or (None,):
                 if end is None or not all(map(vanishes, end.slopes[1:])):
                     return False
                 held = {d: s for d, s in end.case.signs if not d.has(X)}

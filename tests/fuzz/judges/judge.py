@@ -130,7 +130,7 @@ def verdicts(h: Hierarchy, laws: tuple[str, ...], timeout: float, foundations: b
 
 SEARCHES = (  # where laws look for counterexamples
     "objectives.objective.without_its_sign", "objectives.objective.token_without_weight",
-    "objectives.agreement.off_one", "objectives.causal.changed_by_later",
+    "objectives.objective.off_one", "objectives.objective.changed_by_later",
     "objectives.baseline.not_its_own", "objectives.kl_gradient.no_divergence", "off_policy.inward.pushed_further_out",
     "off_policy.inward.reversed_token", "on_policy.identity.gate_off_identity",
     "off_policy.positivity.ratio_not_positive", "off_policy.positivity.positivity_search.ratio_not_positive",
