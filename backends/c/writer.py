@@ -398,7 +398,9 @@ class Writer:
             return
         self.line(1, f"/* {'the batch' if s == BATCH else f'each {s}'} */")
         if s != BATCH:
-            self.line(1, f"#pragma omp parallel for simd num_threads(threads) if (parallel : {size} > LONG)")
+            # of segments there are many: there vector code is worth the time that compilers take for it
+            simd = "simd " if any(s == sweep.segments for sweep in self.plan.sweeps) else ""
+            self.line(1, f"#pragma omp parallel for {simd}num_threads(threads) if (parallel : {size} > LONG)")
         self.line(1, "{" if s == BATCH else f"for (int64_t b = 0; b < {size}; b++) {{")
         self.element, self.local = "b", set()
         for node in self.in_turn(group.values):
