@@ -282,7 +282,7 @@ class Writer:
             self.line(3, f"scan({self.lanes[scan]}, tokens, {self.at(scan.discount, '0')}, {int(scan.forward)});")
 
     def fetched(self, step: Pass, sweep: Sweep) -> list[str]:
-        """The arrays of the next row that a pass fetches. It is the second, and writes nothing; the first one reads them."""
+        """The arrays of the next row that the second pass fetches, if it writes nothing: what the first pass reads."""
         if len(sweep.passes) < 2 or step is not sweep.passes[1] or step.stores or len(sweep.leaves) > 1:
             return []
         return [self.called("token", i.kind, *i.key) for i in sweep.passes[0].reads if i.kind in TOKENS]
