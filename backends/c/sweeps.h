@@ -36,7 +36,7 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
 /* Fills the masked places before and after rows. */
 #define FILL_GAPS(S, n, array)                                                                                     \
     if (WHOLE_##S && COUNTED_##S) {                                                                                \
-        if (!b) FILL_GAP(array, 0, start);                                                                         \
+        if (!b) { FILL_GAP(array, 0, start); }                                                                     \
         FILL_GAP(array, start + tokens, b + rows < (n) ? S##_starts[b + rows] : places);                           \
     }
 
@@ -50,7 +50,7 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
         }
 #define SPREAD(KIND, to, value) SPREAD_IF(1, KIND, to, value)
 
-/* A pass over the tokens: statements for token i, and a list of what is summed. An entry EACH(sum, real, values, to, x)
+/* A pass over the tokens: statements for token i, a list of what is summed, and NEXT, what is fetched. An entry EACH(sum, real, values, to, x)
    adds up x of each row's tokens in the array `to`; `values` is memory for that. A row is cut into chunks, which are
    summed in lanes: the whole groups of lanes first, then the other tokens. In a block, all x are stored first, and then
    summed row by row. */
@@ -84,7 +84,7 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
             SUMS(ADD_UP)                                                                                           \
         }
 #define NOTHING(EACH)
-/* Asks for the tokens of the next row, while this row's are computed: memory is busy in the first pass alone. */
+/* Asks for tokens of the next row. A pass that neither reads a row first nor writes to it leaves memory idle. */
 #define FETCH(array) __builtin_prefetch((array) + start + group + ahead, 0, 2);
 #if METRICS
 #define IF_METRICS(...) __VA_ARGS__

@@ -281,8 +281,8 @@ class Writer:
             self.line(3, f"scan({self.lanes[scan]}, tokens, {self.at(scan.discount, '0')}, {int(scan.forward)});")
 
     def fetched(self, step: Pass, sweep: Sweep) -> list[str]:
-        """The arrays of the next row that a pass fetches: the second pass, what the first one reads."""
-        if len(sweep.passes) < 2 or step is not sweep.passes[1] or len(sweep.leaves) > 1:
+        """The arrays of the next row that the second pass fetches, if it writes nothing: what the first pass reads."""
+        if len(sweep.passes) < 2 or step is not sweep.passes[1] or step.stores or len(sweep.leaves) > 1:
             return []
         return [self.called("token", i.kind, *i.key) for i in sweep.passes[0].reads if i.kind in TOKENS]
 
@@ -397,7 +397,9 @@ class Writer:
             return
         self.line(1, f"/* {'the batch' if s == BATCH else f'each {s}'} */")
         if s != BATCH:
-            self.line(1, f"#pragma omp parallel for simd num_threads(threads) if (parallel : {size} > LONG)")
+            # of segments there are many: there vector code is worth the time that compilers take for it
+            simd = "simd " if any(s == sweep.segments for sweep in self.plan.sweeps) else ""
+            self.line(1, f"#pragma omp parallel for {simd}num_threads(threads) if (parallel : {size} > LONG)")
         self.line(1, "{" if s == BATCH else f"for (int64_t b = 0; b < {size}; b++) {{")
         self.element, self.local = "b", set()
         for node in self.in_turn(group.values):
