@@ -30,7 +30,6 @@ from fibration.language.polynomials import (
     as_quotient,
     excesses,
     shifted,
-    slack,
     variable,
 )  # fmt: skip
 from fibration.language.statistics import Aggregate
@@ -178,7 +177,8 @@ class Assumptions:
             of_count = isinstance(ATOM_OF.get(e), Count)  # facts about polynomials in a count may narrow its range
             same = wider is not None and e.is_Symbol and not of_count and wider.presence == self.presence
             found = wider._range(atom) if wider is not None and same else self._plain_range(e)
-            self._ranges[atom] = ranges.narrowed(found, self._by_facts(variable(atom), self._facts.get(atom, ANY)))
+            own = self._by_facts(variable(atom), self._facts.get(atom, ANY), by_numbers=True)
+            self._ranges[atom] = ranges.narrowed(found, own)
         return self._ranges[atom]
 
     def _plain_range(self, e: Any) -> Range:
@@ -298,7 +298,7 @@ class Assumptions:
         """The signs of an atom or a polynomial, whichever branches are empty."""
         if isinstance(f, int):
             found = self._range(f).signs
-            return found if len(found) == 1 else self._beyond_facts(variable(f), found)
+            return found if len(found) == 1 else self._by_facts(variable(f), found)
         if self._wider and len(found := self._wider._factors.get(f, ANY)) == 1:
             return found
         if f not in self._factors:
@@ -331,25 +331,20 @@ class Assumptions:
                 found = self._terms(f) or self._at_counts(f) or self._shifted(f)
             except TooLarge:
                 return ANY
-            found = self._by_facts(f, found)
-            self._decided[f] = self._beyond_facts(f, found) if len(found) > 1 else found
+            self._decided[f] = self._by_facts(f, found)
         return self._decided[f]
 
-    def _by_facts(self, p: Polynomial, found: Signs) -> Signs:
-        """The signs `found`, or fewer if the polynomial is `k·known + number` for a polynomial of known sign."""
-        for known, signs in self._facts.items():
-            if isinstance(known, Polynomial) and (ends := slack(p, known)):
-                more = added([turned(signs, ends[0]), turned(POSITIVE, ends[1])])
-                found = found & more or more
-        return found
+    def _by_facts(self, p: Polynomial, found: Signs, by_numbers: bool = False) -> Signs:
+        """The signs `found`, or fewer if it is a multiple of a polynomial of known sign plus terms of one sign.
 
-    def _beyond_facts(self, p: Polynomial, found: Signs) -> Signs:
-        """The signs `found`, or fewer if it is a multiple of a polynomial of known sign plus terms of one sign."""
+        `by_numbers`: plus a number alone, so that the range of one atom does not rest on that of another.
+        """
         for known, signs in self._facts.items():
             if isinstance(known, Polynomial) and signs != ANY:
                 for k, rest in excesses(p, known):
-                    more = added([turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
-                    found = found & more or more
+                    if not (by_numbers and rest.atoms):
+                        more = added([turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
+                        found = found & more or more
         return found
 
     def _plainly(self, monomial: Monomial, number: int) -> Signs:
