@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
@@ -46,8 +47,8 @@ from fibration.language.sympy_bridge import (
     to_sympy,
 )  # fmt: skip
 from fibration.laws.signs import polynomial_signs, ranges
-from fibration.laws.signs.one_variable import Stretch
-from fibration.laws.signs.polynomial_signs import is_whole
+from fibration.laws.signs.one_variable import Stretch, allowed, signs_at
+from fibration.laws.signs.polynomial_signs import coefficients, is_whole
 from fibration.laws.signs.populations import HAVE_A_VALUE_OF_NONE, Pair, Populations, Presence, counted, formulas
 from fibration.laws.signs.ranges import Range, added, multiplied, raised, turned, union
 
@@ -267,13 +268,18 @@ class Assumptions:
 
     def _together(self, q: Quotient) -> Signs:
         """The signs of a product whose factors of unknown sign in the same atoms are multiplied out."""
+        unsure: dict[frozenset[int], list[Polynomial]] = {}
+        for f, p in q.factors.items():
+            if isinstance(f, Polynomial) and p == 1 and len(self._factor(f)) > 1:
+                unsure.setdefault(f.atoms, []).append(f)
+        groups = [group for group in unsure.values() if len(group) > 1]
+        rest = Quotient(q.number, {f: p for f, p in q.factors.items() if not any(f in group for group in groups)})
         try:
-            rest, products = polynomial_signs.multiplied_out(q, self._factor)
+            products = [functools.reduce(operator.mul, group) for group in groups]
         except TooLarge:
             return ANY
-        return (
-            functools.reduce(multiplied, map(self._factor, products), self._of(rest, self._factor)) if products else ANY
-        )
+        found = self._of(rest, self._factor)
+        return functools.reduce(multiplied, map(self._factor, products), found) if products else ANY
 
     def _is_0(self, s: Any) -> bool:
         pair = counted(s)
@@ -388,12 +394,18 @@ class Assumptions:
         atom = next(iter(p.atoms))
         if len(p.atoms) > 1 or not isinstance(ATOM_OF.get(atom_expression(atom)), Count):
             return None
-        return polynomial_signs.at_counts(p, atom, self._numbers(atom))
+        is_low = max(p.powers(atom)) <= polynomial_signs.MOST_DEGREE
+        return signs_at(coefficients(p, atom), self._numbers(atom)) if is_low else ANY
 
     def _numbers(self, count: int) -> list[Stretch]:
-        """The whole numbers that a count may be."""
-        present = self.presence.present(*counted(atom_expression(count)))  # type: ignore[misc]
-        return polynomial_signs.numbers_of(count, int(present), self._facts)
+        """The whole numbers that a count may be, by what is known of polynomials in it alone."""
+        least = int(self.presence.present(*counted(atom_expression(count))))  # type: ignore[misc]
+        known = [
+            (coefficients(f, count), signs)
+            for f, signs in self._facts.items()
+            if isinstance(f, Polynomial) and f.atoms == {count} and max(f.powers(count)) <= polynomial_signs.MOST_DEGREE
+        ]
+        return allowed(least, known) or [(least, None)]
 
     def _shifted(self, p: Polynomial) -> Signs:
         """The signs of a polynomial after one atom is written through its bounds."""
