@@ -127,19 +127,8 @@ def _add(terms: dict[Monomial, int], monomial: Monomial, c: int) -> None:
         terms.pop(monomial, None)
 
 
-def slack(p: Polynomial, q: Polynomial) -> tuple[Fraction, Fraction] | None:
-    """Returns numbers `k` and `d` with `p = k·q + d`, or None. Neither polynomial may be a number."""
-    if not p.terms.keys() ^ q.terms.keys() <= {ONE}:
-        return None
-    first = max(q.terms)
-    k = Fraction(p.terms[first], q.terms[first])
-    if any(m != ONE and c != k * q.terms.get(m, 0) for m, c in p.terms.items()):
-        return None
-    return k, p.constant - k * q.constant
-
-
 def excesses(p: Polynomial, q: Polynomial) -> Iterator[tuple[int, Polynomial]]:
-    """Yields whole numbers `k` and nonzero polynomials `rest` such that a positive multiple of `p` is `k·q + rest`.
+    """Yields whole numbers `k` and polynomials `rest` such that a positive multiple of `p` is `k·q + rest`.
 
     `rest` has at most half as many terms as `p`, or one.
     """
@@ -151,7 +140,7 @@ def excesses(p: Polynomial, q: Polynomial) -> Iterator[tuple[int, Polynomial]]:
         return
     for k in dict.fromkeys(Fraction(p.terms[m], q.terms[m]) for m in shared if m != ONE):
         rest = constant(k.denominator) * p + constant(-k.numerator) * q
-        if rest and len(rest.terms) <= most:
+        if len(rest.terms) <= most:
             yield k.numerator, rest
 
 

@@ -15,8 +15,8 @@ from fibration.language.polynomials import (
     TooLarge,
     as_quotient,
     constant,
+    excesses,
     shifted,
-    slack,
     variable,
 )
 from fibration.language.sympy_bridge import atom_number, from_quotient, quotient, symbol, vanishes
@@ -126,15 +126,17 @@ def test_an_atom_is_written_through_its_bounds(terms, low, high, t):
             assert found == multiple * f.at({**VALUES, atom: at})
 
 
-def test_slack_writes_a_polynomial_as_a_multiple_of_another_plus_a_constant():
+def test_excesses_write_a_multiple_of_a_polynomial_as_another_plus_few_terms():
     p, q = (quotient(v) for v in (2 * a - 4 * b + 6, a - 2 * b - 5))
     [first], [second] = p.factors, q.factors
-    k, rest = slack(first, second)
-    assert all(first.at(v) == k * second.at(v) + rest for v in (VALUES, dict.fromkeys(VALUES, Fraction(1))))
-    assert slack(first, next(iter(quotient(a - 3 * b).factors))) is None
-    assert slack(variable(0) + constant(1), variable(1) + constant(1)) is None
-    assert slack(variable(0) + constant(1), variable(0) + variable(1) + constant(1)) is None
-    assert slack(variable(0) + variable(1) + constant(1), variable(0) + constant(1)) is None
+    [(k, rest)] = excesses(first, second)
+    assert not rest.atoms
+    assert all(first.at(v) == k * second.at(v) + rest.at(v) for v in (VALUES, dict.fromkeys(VALUES, Fraction(1))))
+    assert [(k, rest.terms) for k, rest in excesses(first, first)] == [(1, {})]
+    assert not list(excesses(first, next(iter(quotient(a - 3 * b).factors))))
+    assert not list(excesses(variable(0) + constant(1), variable(1) + constant(1)))
+    [(k, rest)] = excesses(variable(0) + constant(1), variable(0) + variable(1) + constant(1))
+    assert (k, rest) == (1, -variable(1))
 
 
 def test_a_polynomial_is_split_by_powers_of_an_atom():

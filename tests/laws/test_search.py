@@ -38,7 +38,7 @@ from fibration.laws.gates import recovery
 from fibration.laws.gates.coordinates import coordinate
 from fibration.laws.kernels import coherent, reflecting
 from fibration.laws.objectives import objective
-from fibration.laws.off_policy import positivity, positivity_search
+from fibration.laws.off_policy import positivity_search
 from fibration.laws.on_policy import identity
 from fibration.laws.subject import Subject
 from fibration.laws.values.intervals import Interval, Series, Unsure, enclose, evaluate_series
@@ -77,7 +77,7 @@ def searches(h):
     if "positivity" not in h.gives_up:
         yield positivity_search.ratio_not_positive(h)
         if len(h.order) == 1:
-            yield positivity.ratio_not_positive(h, coordinate(h, Subject(h, [])))
+            yield positivity_search.of_one_token(h, coordinate(h, Subject(h, [])))
     if not {"first_order", "identity"} & set(h.gives_up):
         yield from (identity.gate_off_identity(h, s, g) for s, _, g in gates(h))
         yield first_update.off_policy(h)

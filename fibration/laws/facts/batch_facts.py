@@ -42,13 +42,12 @@ def second_moment(subject: Subject) -> Iterator[Fact]:
         yield Fact("second_moment", name, f"w is at most {text(most)}, E[w²] at most {text(square)}{where}", why, NOTE)
 
 
-def normaliser(h: Hierarchy) -> Fact:
-    """The numbers over several rows that must be known before any coefficient."""
+def normaliser(h: Hierarchy) -> Iterator[Fact]:
+    """Yields the numbers over several rows that must be known before any coefficient."""
     needed = list(dict.fromkeys(_needed(h)))
-    if not needed:
-        return Fact("normaliser", "objective", "nothing", "each row's coefficients are known without the others")
     why = "these span several rows: they must be known before any coefficient"
-    return Fact("normaliser", "objective", "; ".join(needed), why)
+    why = why if needed else "each row's coefficients are known without the others"
+    yield Fact("normaliser", "objective", "; ".join(needed) or "nothing", why)
 
 
 def _needed(h: Hierarchy) -> Iterator[str]:
@@ -82,31 +81,32 @@ def _needed(h: Hierarchy) -> Iterator[str]:
 # ---------------------------------------------------------------- blocks
 
 
-def blocks(h: Hierarchy) -> Fact:
-    """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
+def blocks(h: Hierarchy) -> Iterator[Fact]:
+    """Yields the stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
+    yield Fact("blocks", "Jacobian of 𝒢", *_block(h))
+
+
+def _block(h: Hierarchy) -> tuple[str, str]:
+    """The blocks in words, and why."""
     needed = read_by_gates(h)
     joined = {o.over for _, e in h.decomposition.densities for o in atoms(e, Ordered)}
     if joined:
         rows = [s for s in joined if isinstance(s, Stratum)]
         widest = next((s for s in rows if all(s == o or s in whole_batch(h).coarser(o) for o in rows)), None)
         if widest is None or any(s != widest and widest not in whole_batch(h).coarser(s) for s in needed):
-            return Fact(
-                "blocks", "Jacobian of 𝒢", "one block", "F reads what comes before a token, and gates what is coarser"
-            )
-        why = f"F reads what comes before or after a token over one {widest}"
-        return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {widest}", why)
+            return "one block", "F reads what comes before a token, and gates what is coarser"
+        return f"block-diagonal over {widest}", f"F reads what comes before or after a token over one {widest}"
     common = [s for s in h.order if all(n == s or s in h.coarser(n) for n in needed)]
     finest = [s for s in common if not any(s in h.coarser(o) for o in common)]
     if not finest:
-        return Fact("blocks", "Jacobian of 𝒢", "one block", "no stratum is coarser than all that the gates read")
+        return "one block", "no stratum is coarser than all that the gates read"
     if not needed and len(h.leaves) > 1:
-        return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
+        return "diagonal", "every gate is the identity"
     why = "no gate reads beyond the element of this stratum that it lies over"
     over = {a.over for _, _, gate in gates(h) for a in atoms(gate, Summary)}
     if any(o != s and s not in h.shape.coarser(o) for o in over for s in finest if isinstance(o, Stratum)):
         why += ", but for statistics, which are held"
-    value = " and over ".join(s.name for s in finest)
-    return Fact("blocks", "Jacobian of 𝒢", f"block-diagonal over {value}", why)
+    return f"block-diagonal over {' and over '.join(s.name for s in finest)}", why
 
 
 def read_by_gates(h: Hierarchy) -> set[Stratum]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import sympy
@@ -44,19 +44,15 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
     yield "continuity", _continuity(subject, table, known)
-    yield "blocks", _one(lambda: blocks(h))
+    yield "blocks", blocks(h)
     yield "second_moment", second_moment(subject)
-    yield "normaliser", _one(lambda: normaliser(h))
+    yield "normaliser", normaliser(h)
     yield "weight", weight(h)
     yield "share", levels.share(subject, known)
     yield "idle", levels.idle(subject, known)
     yield "spill", levels.spill(subject, known)
     yield "reversal", levels.reversal(subject, known, table)
     yield "amplification", amplification(subject, table, known)
-
-
-def _one(find: Callable[[], Fact]) -> Iterator[Fact]:
-    yield find()
 
 
 # ---------------------------------------------------------------- pass-through radius

@@ -18,15 +18,16 @@ from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum, residual
 from fibration.language.expressions import Expression
-from fibration.language.operators import POSITIVE
+from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import cancelled, symbol
 from fibration.language.traversal import substitute
 from fibration.laws.gates.contributions import domain
 from fibration.laws.gates.coordinates import intensive, lines
 from fibration.laws.gates.pieces import Line
 from fibration.laws.on_policy.expansion import Stack, stacks, usable
-from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.assumptions import NEGATIVE, NOT_POSITIVE, Assumptions
+from fibration.laws.signs.branches import Case, TooManyCases, cases, merged
+from fibration.laws.signs.feasible import feasible
 from fibration.laws.subject import Subject
 
 MOST_LEVELS = 3  # whose branches are examined together
@@ -81,30 +82,7 @@ def _branches_above_minus_1(subject: Subject, leaf: Stratum, path: list[Stratum]
         branches = cases(functools.reduce(operator.add, map(level, path)), assume)
     except TooManyCases:
         return False
-    means = [symbol(ratio[s]) for s in reversed(path)]
-    return all(_is_above_minus_1(case, assume, means) or _is_impossible(case, assume) for case in branches)
-
-
-def _is_above_minus_1(case: Case, assume: Assumptions, means: list[Any]) -> bool:
-    """Whether `1 + D` is above 0 after subtracting some values that the branch's conditions keep at or above 0."""
-    whole = 1 + case.sympy()
-    facts = [_per_mean(fact, assume, means) for fact in _facts_of(case) if fact.has(*means)]
-    slopes = [[sympy.diff(value, q) for q in means] for value in (whole, *facts)]
-    for n in range(MOST_LEVELS + 1):
-        for chosen in itertools.combinations(range(len(facts)), n):
-            left = (s - sum(slopes[1 + i][k] for i in chosen) for k, s in enumerate(slopes[0]))
-            if any(slope.is_negative for slope in left):
-                continue  # the difference falls without bound as that mean grows
-            if assume.signs(whole - sum(facts[i] for i in chosen)) == POSITIVE:
-                return True
-    return False
-
-
-def _per_mean(fact: Any, assume: Assumptions, means: list[Any]) -> Any:
-    """A condition scaled so that its finest mean has the coefficient 1 or -1."""
-    factor = next(sympy.diff(fact, q) for q in means if fact.has(q))
-    signs = assume.signs(factor)
-    return sympy.expand(fact / factor) if signs == {1} else -sympy.expand(fact / factor) if signs == {-1} else fact
+    return all(_excludes(case, 1 + case.sympy(), NOT_POSITIVE, assume) for case in branches)
 
 
 # ---------------------------------------------------------------- between 0 and the own density
@@ -130,31 +108,14 @@ def _between(stack: Stack, sign: int) -> bool:
         return False
     if assume.signs(mass.sympy()) != {1}:
         return False
-    for case in branches:
-        facts = _facts_of(case)
-        if _is_impossible(case, assume):
-            continue
-        added = cancelled(sympy.together(case.sympy() * mass.sympy()))
-        if not (_is_at_least_0(sign * added, facts, assume) and _is_at_least_0(sign * (own - added), facts, assume)):
-            return False
-    return True
+    added = [(case, cancelled(sympy.together(case.sympy() * mass.sympy()))) for case in branches]
+    return all(_excludes(case, sign * e, NEGATIVE, assume) for case, d in added for e in (d, own - d))
 
 
-def _facts_of(case: Case, but: Any = None) -> list[Any]:
-    """The values that a branch's conditions keep at or above 0; without the condition on `but`."""
-    return [d if -1 not in signs else -d for d, signs in case.signs if d != but and not {-1, 1} <= signs]
-
-
-def _is_impossible(case: Case, assume: Assumptions) -> bool:
-    """Whether one condition of a branch contradicts the others."""
-    for d, signs in case.signs:
-        others = _facts_of(case, but=d)
-        if signs in ({-1}, {1}) and _is_at_least_0(-d if signs == {1} else d, others, assume):
-            return True
-    return False
-
-
-def _is_at_least_0(value: Any, facts: list[Any], assume: Assumptions) -> bool:
-    """Whether a value, less up to two of the facts (which are not below 0), is not below 0."""
-    chosen = itertools.chain.from_iterable(itertools.combinations(facts, n) for n in range(3))
-    return any(-1 not in assume.signs(sympy.expand(value - sum(some))) for some in chosen)
+def _excludes(case: Case, value: Any, signs: Signs, assume: Assumptions) -> bool:
+    """Whether a value has none of some signs where the conditions of a branch hold; so it is if they never do."""
+    conditions = dict(case.signs)
+    if not assume.with_signs(conditions).signs(value) & signs:
+        return True
+    both = merged(conditions, {sympy.expand(value): signs})
+    return both is None or not feasible(both, assume)

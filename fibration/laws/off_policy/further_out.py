@@ -192,8 +192,7 @@ def _turns(b: Branch, assume: Assumptions) -> bool:
 
 def _can_hold(conditions: Conditions, assume: Assumptions) -> bool:
     """Whether conditions show no contradiction, as they stand and together with their normal forms."""
-    ways = ([w for d, signs in conditions for w in write(d, signs, assume)] for write in (_plainly, _both_ways))
-    return all(feasible(_joined(way), assume) for way in ways)
+    return feasible(_joined(w for d, signs in conditions for w in _both_ways(d, signs, assume)), assume)
 
 
 def _joined(conditions: Iterable[tuple[Any, Signs]]) -> dict[Any, Signs]:
@@ -203,13 +202,9 @@ def _joined(conditions: Iterable[tuple[Any, Signs]]) -> dict[Any, Signs]:
     return found
 
 
-def _plainly(difference: Any, signs: Signs, _: Assumptions) -> Conditions:
-    return ((sympy.expand(difference), signs),)
-
-
 def _both_ways(difference: Any, signs: Signs, assume: Assumptions) -> Conditions:
     """A condition without factors of known sign, and as it stands: other conditions may share terms with each form."""
-    return tuple(dict.fromkeys((normal(difference, signs, assume), *_plainly(difference, signs, assume))))
+    return tuple(dict.fromkeys((normal(difference, signs, assume), (sympy.expand(difference), signs))))
 
 
 def _slope_signs(case: Case, slope: Any, assume: Assumptions, side: int) -> Signs:
@@ -241,36 +236,33 @@ class Places:
         self.path = path
         self.moved = {**copies, **path.moved}
         self.known = first.with_signs({**{c: second.signs(s) for s, c in copies.items()}, **path.signs})
-        self._written: dict[tuple[Any, Signs, bool, bool], Conditions] = {}
+        self._written: dict[tuple[Any, Signs, bool], Conditions] = {}
 
-    def _at(self, conditions: Conditions, second: bool, is_plain: bool) -> Iterator[tuple[Any, Signs]]:
+    def _at(self, conditions: Conditions, second: bool) -> Iterator[tuple[Any, Signs]]:
         for d, signs in conditions:
-            key = d, signs, second, is_plain
+            key = d, signs, second
             if key not in self._written:
-                write = _plainly if is_plain else _both_ways
-                self._written[key] = write(d.xreplace(self.moved) if second else d, signs, self.known)
+                self._written[key] = _both_ways(d.xreplace(self.moved) if second else d, signs, self.known)
             yield from self._written[key]
 
     def exclude(self, one: Branch, other: Branch) -> bool:
         """Whether it is impossible that `one` stops a pull at the first place and `other` passes it at the second."""
-        return any(self._exclude(one.where(STOPS), other.where(PASSES), is_plain) for is_plain in (True, False))
-
-    def _exclude(self, stops: Conditions, passes: Conditions, is_plain: bool) -> bool:
-        found = (*self._at(stops, False, is_plain), *self._at(passes, True, is_plain), *self._risen(passes))
+        passes = other.where(PASSES)
+        found = (*self._at(one.where(STOPS), False), *self._at(passes, True), *self._risen(passes))
         return not self._feasible(_joined(found))
 
     def exclude_at_end(self, one: Branch, other: Branch) -> bool:
         """As `exclude`, with the second place arbitrarily near the end of the path."""
         if self.path.end is None:
             return False
-        found = [*self._at(one.where(STOPS), False, False)]
+        found = [*self._at(one.where(STOPS), False)]
         if not self.path.end.is_infinite:  # a condition that holds near the end holds at it, or is 0 there
             end = {**self.moved, RHO: self.path.end}
             near = [(d.xreplace(end), signs | {0}) for d, signs in other.where(PASSES)]
             near = [(d, signs) for d, signs in near if not d.has(sympy.zoo, sympy.nan, sympy.oo)]
             found += [way for d, signs in near for way in _both_ways(d, signs, self.known)]
             return not self._feasible(_joined(found))
-        for d, signs in self._at(other.where(PASSES), True, False):
+        for d, signs in self._at(other.where(PASSES), True):
             if not d.has(STEP):
                 found.append((d, signs))
             elif d.is_polynomial(STEP):

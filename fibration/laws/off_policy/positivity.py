@@ -2,63 +2,59 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import NamedTuple
 
 from sympy import oo
 
-from fibration.language.atoms import Summary, advantage, gated, in_channel, mass, residual
-from fibration.language.declared import LogProb
+from fibration.language.atoms import gated, in_channel, mass, residual
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import clip_gate, log_ratio, signed_log_ratio
 from fibration.language.hierarchy import Hierarchy, gates
-from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
+from fibration.language.operators import NOT_NEGATIVE, POSITIVE
 from fibration.language.report import Verdict
-from fibration.language.traversal import atoms, evaluate, substitute
-from fibration.laws.batches import caps
-from fibration.laws.batches.concrete import Concrete, Witness, rounding
-from fibration.laws.batches.search import concretes, find
+from fibration.language.traversal import substitute
 from fibration.laws.gates.contributions import domain
 from fibration.laws.gates.coordinates import coordinate, is_logarithmic, normal_recovery
 from fibration.laws.gates.recovery import scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
-from fibration.laws.off_policy import positivity_search
 from fibration.laws.off_policy.deviations import shrinks, stay_above_minus_1
+from fibration.laws.off_policy.positivity_search import of_one_token, ratio_not_positive
 from fibration.laws.on_policy.identity import gate_without_a_value
 from fibration.laws.remedies import Fix, Offers, Otherwise, bounded, gate_to_write
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
-from fibration.laws.values.numerals import in_full, rounded
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
-RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
 
 
 def decide_positivity(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
-    known = coordinate(h, subject)
-    recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
-    remedy: str | Offers = ""
-    loose = next((found for found in _must_have_values(subject, known) if not found.claim.is_shown), None)
-    cause = subject.first_failure("recovery")
-    if loose is None:
-        if argument := why_positive(subject, known, recovery):
-            yield proved("hierarchy", argument)
-            return
-        found = f"𝒢(r) = {recovery}, whose lower bound is not above 0"
-    elif argument := why_positive_alone(subject):
+    loose, argument = _argument(subject)
+    if argument:
         yield proved("hierarchy", argument)
         return
-    else:
+    remedy: str | Offers = ""
+    cause, found = subject.first_failure("recovery"), f"𝒢(r) = {_recovery(h)}, whose lower bound is not above 0"
+    if loose is not None:
         found = f"{loose.words}, which may have no value: a division by 0, or a logarithm or root outside its domain"
         remedy, cause = loose.claim.remedy(h), loose.cause
-    witness = ratio_not_positive(h, known) if len(h.order) == 1 else None
+    witness = of_one_token(h, coordinate(h, subject)) if len(h.order) == 1 else None
     if witness is None and subject.first_failure("markov", "reflecting", "coherent", "recovery") is None:
-        witness = positivity_search.ratio_not_positive(h)
+        witness = ratio_not_positive(h)
     yield following(unproved("hierarchy", found, remedy or _remedy(h), witness), cause)
+
+
+def _argument(subject: Subject) -> tuple[_Required | None, str | None]:
+    """A formula that may have no value, if there is one; and the argument for the law, if there is one."""
+    known = coordinate(subject.hierarchy, subject)
+    loose = next((found for found in _must_have_values(subject, known) if not found.claim.is_shown), None)
+    return loose, why_positive(subject, known) if loose is None else why_positive_alone(subject)
+
+
+def _recovery(h: Hierarchy) -> str:
+    return " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
 
 
 def _remedy(h: Hierarchy) -> Offers:
@@ -77,17 +73,13 @@ def _remedy(h: Hierarchy) -> Offers:
 
 
 def _is_positive(h: Hierarchy) -> bool:
-    subject = Subject(h, [])
-    known = coordinate(h, subject)
-    recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
-    in_general = all(found.claim.is_shown for found in _must_have_values(subject, known))
-    return bool(why_positive(subject, known, recovery) if in_general else why_positive_alone(subject))
+    return bool(_argument(Subject(h, []))[1])
 
 
-def why_positive(subject: Subject, known: str, recovery: str) -> str | None:
+def why_positive(subject: Subject, known: str) -> str | None:
     """The argument that gated ratios are positive if everything has a value; None if there is none."""
     if is_logarithmic(subject.hierarchy):
-        return f"𝒢(r) = {recovery} > 0 for every real argument"
+        return f"𝒢(r) = {_recovery(subject.hierarchy)} > 0 for every real argument"
     if shrinks(subject, known):
         return "the gates add up to something between 0 and the token's own density: 𝒢(r) lies between 1 and r"
     argument = why_positive_everywhere(subject) or why_positive_alone(subject)
@@ -149,34 +141,6 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Required]:
             yield _Required(f"a token's density is {density}", claim, cause)
         recovery = h.with_mass(h.decomposition.recovery, leaf)
         yield _Required(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
-
-
-def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
-    """One of `RATIOS` whose gated ratio, on one token, is not positive or has no value; else None."""
-    [leaf] = h.order
-    gate, scale = in_channel(h.gate(leaf), ""), h.with_mass(h.decomposition.scale, leaf)
-    recovery = h.with_mass(h.decomposition.recovery, leaf)
-    reads_tokens = bool(atoms(gate, LogProb, Summary))
-    if known not in ("log", "deviation") or reads_tokens:
-        return None
-    drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
-    exact = rounding(gate, recovery)
-
-    def fails(concrete: Concrete) -> Witness | None:
-        unit = concrete.attempt(scale, leaf, 0)
-        if unit is None:
-            return None
-        for a, (r, drift) in itertools.product((Fraction(1), Fraction(-1)), zip(RATIOS, drifts, strict=True)):
-            g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
-            value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
-            if value is None or value <= -exact:
-                value = value and rounded(value, exact)
-                got = "no value" if value is None else f"the gated ratio {in_full(value)}"
-                text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
-                return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
-        return None
-
-    return find(concretes(h, [gate, recovery, scale], caps.POSITIVITY_OF_ONE_TOKEN), fails)
 
 
 LAW = Law("positivity", STATEMENT, decide_positivity)

@@ -6,21 +6,53 @@ import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 
-from fibration.language.atoms import advantage
+from fibration.language.atoms import Summary, advantage, gated, in_channel, residual
+from fibration.language.declared import LogProb
 from fibration.language.exact import NoValue
+from fibration.language.expressions import as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.traversal import atoms
+from fibration.language.operators import log
+from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, formulas
-from fibration.laws.batches.concrete import Concrete, Witness
+from fibration.laws.batches.concrete import Concrete, Witness, rounding
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.values.intervals import INTERVALS, Unsure
 from fibration.laws.values.numerals import in_full, rounded
 
 FEW, OFTEN = 6, 2  # batches of more than FEW tokens: at most OFTEN values of parameters and attributes
+RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
 SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios
 BUDGETS = (2000, 500)  # how many tokens each round evaluates in all
+
+
+def of_one_token(h: Hierarchy, known: str) -> Witness | None:
+    """One of `RATIOS` whose gated ratio, on one token, is not positive or has no value; else None."""
+    [leaf] = h.order
+    gate, scale = in_channel(h.gate(leaf), ""), h.with_mass(h.decomposition.scale, leaf)
+    recovery = h.with_mass(h.decomposition.recovery, leaf)
+    reads_tokens = bool(atoms(gate, LogProb, Summary))
+    if known not in ("log", "deviation") or reads_tokens:
+        return None
+    drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
+    exact = rounding(gate, recovery)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        unit = concrete.attempt(scale, leaf, 0)
+        if unit is None:
+            return None
+        for a, (r, drift) in itertools.product((Fraction(1), Fraction(-1)), zip(RATIOS, drifts, strict=True)):
+            g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
+            value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
+            if value is None or value <= -exact:
+                value = value and rounded(value, exact)
+                got = "no value" if value is None else f"the gated ratio {in_full(value)}"
+                text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
+                return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
+        return None
+
+    return find(concretes(h, [gate, recovery, scale], caps.POSITIVITY_OF_ONE_TOKEN), fails)
 
 
 def ratio_not_positive(h: Hierarchy) -> Witness | None:

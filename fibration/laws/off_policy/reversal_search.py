@@ -82,7 +82,8 @@ def _witness(h: Hierarchy, tried: Tried) -> Witness | None:
         return None
     point = Point(h, concrete, log_ratios, advantages)
     found = attempt(lambda: point.coefficients)
-    token = None if found is None else reversed_at(found, advantages, log_ratios)
+    each = enumerate(zip(found or (), advantages, log_ratios, strict=found is not None))
+    token = next((k for k, (c, a, x) in each if abs(c) > CLOSE and c * x > 0 > a * x), None)
     if found is None or token is None:
         return None
     exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
@@ -93,11 +94,3 @@ def _witness(h: Hierarchy, tried: Tried) -> Witness | None:
     )
     values = {"advantages": advantages, "log_ratios": log_ratios, "coefficients": coefficients, "token": token}
     return Witness.on(concrete, text, values)
-
-
-def reversed_at(
-    coefficients: Sequence[Fraction], advantages: Sequence[Fraction], log_ratios: Sequence[Fraction]
-) -> int | None:
-    """The first token that is pushed further out against its advantage, or None."""
-    each = enumerate(zip(coefficients, advantages, log_ratios, strict=True))
-    return next((k for k, (c, a, x) in each if abs(c) > CLOSE and c * x > 0 > a * x), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
@@ -28,7 +29,6 @@ from fibration.language.polynomials import (
     as_quotient,
     excesses,
     shifted,
-    slack,
     variable,
 )  # fmt: skip
 from fibration.language.statistics import Aggregate, Ordered
@@ -45,8 +45,8 @@ from fibration.language.sympy_bridge import (
     to_sympy,
 )  # fmt: skip
 from fibration.laws.signs import polynomial_signs, ranges
-from fibration.laws.signs.one_variable import Stretch
-from fibration.laws.signs.polynomial_signs import is_whole
+from fibration.laws.signs.one_variable import Stretch, allowed, signs_at
+from fibration.laws.signs.polynomial_signs import coefficients, is_whole
 from fibration.laws.signs.populations import HAVE_A_VALUE_OF_NONE, Pair, Populations, Presence, counted, formulas
 from fibration.laws.signs.ranges import Range, added, multiplied, raised, turned, union
 
@@ -176,7 +176,8 @@ class Assumptions:
             of_count = isinstance(ATOM_OF.get(e), Count)  # facts about polynomials in a count may narrow its range
             same = wider is not None and e.is_Symbol and not of_count and wider.presence == self.presence
             found = wider._range(atom) if wider is not None and same else self._plain_range(e)
-            self._ranges[atom] = ranges.narrowed(found, self._by_facts(variable(atom), self._facts.get(atom, ANY)))
+            own = self._by_facts(variable(atom), self._facts.get(atom, ANY), by_numbers=True)
+            self._ranges[atom] = ranges.narrowed(found, own)
         return self._ranges[atom]
 
     def _plain_range(self, e: Any) -> Range:
@@ -265,13 +266,18 @@ class Assumptions:
 
     def _together(self, q: Quotient) -> Signs:
         """The signs of a product whose factors of unknown sign in the same atoms are multiplied out."""
+        unsure: dict[frozenset[int], list[Polynomial]] = {}
+        for f, p in q.factors.items():
+            if isinstance(f, Polynomial) and p == 1 and len(self._factor(f)) > 1:
+                unsure.setdefault(f.atoms, []).append(f)
+        groups = [group for group in unsure.values() if len(group) > 1]
+        rest = Quotient(q.number, {f: p for f, p in q.factors.items() if not any(f in group for group in groups)})
         try:
-            rest, products = polynomial_signs.multiplied_out(q, self._factor)
+            products = [functools.reduce(operator.mul, group) for group in groups]
         except TooLarge:
             return ANY
-        return (
-            functools.reduce(multiplied, map(self._factor, products), self._of(rest, self._factor)) if products else ANY
-        )
+        found = self._of(rest, self._factor)
+        return functools.reduce(multiplied, map(self._factor, products), found) if products else ANY
 
     def _is_0(self, s: Any) -> bool:
         pair = counted(s)
@@ -296,7 +302,7 @@ class Assumptions:
         """The signs of an atom or a polynomial, whichever branches are empty."""
         if isinstance(f, int):
             found = self._range(f).signs
-            return found if len(found) == 1 else self._beyond_facts(variable(f), found)
+            return found if len(found) == 1 else self._by_facts(variable(f), found)
         if self._wider and len(found := self._wider._factors.get(f, ANY)) == 1:
             return found
         if f not in self._factors:
@@ -329,25 +335,20 @@ class Assumptions:
                 found = self._terms(f) or self._at_counts(f) or self._shifted(f)
             except TooLarge:
                 return ANY
-            found = self._by_facts(f, found)
-            self._decided[f] = self._beyond_facts(f, found) if len(found) > 1 else found
+            self._decided[f] = self._by_facts(f, found)
         return self._decided[f]
 
-    def _by_facts(self, p: Polynomial, found: Signs) -> Signs:
-        """The signs `found`, or fewer if the polynomial is `k·known + number` for a polynomial of known sign."""
-        for known, signs in self._facts.items():
-            if isinstance(known, Polynomial) and (ends := slack(p, known)):
-                more = added([turned(signs, ends[0]), turned(POSITIVE, ends[1])])
-                found = found & more or more
-        return found
+    def _by_facts(self, p: Polynomial, found: Signs, by_numbers: bool = False) -> Signs:
+        """The signs `found`, or fewer if it is a multiple of a polynomial of known sign plus terms of one sign.
 
-    def _beyond_facts(self, p: Polynomial, found: Signs) -> Signs:
-        """The signs `found`, or fewer if it is a multiple of a polynomial of known sign plus terms of one sign."""
+        `by_numbers`: plus a number alone, so that the range of one atom does not rest on that of another.
+        """
         for known, signs in self._facts.items():
             if isinstance(known, Polynomial) and signs != ANY:
                 for k, rest in excesses(p, known):
-                    more = added([turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
-                    found = found & more or more
+                    if not (by_numbers and rest.atoms):
+                        more = added([turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
+                        found = found & more or more
         return found
 
     def _plainly(self, monomial: Monomial, number: int) -> Signs:
@@ -391,12 +392,18 @@ class Assumptions:
         atom = next(iter(p.atoms))
         if len(p.atoms) > 1 or not isinstance(ATOM_OF.get(atom_expression(atom)), Count):
             return None
-        return polynomial_signs.at_counts(p, atom, self._numbers(atom))
+        is_low = max(p.powers(atom)) <= polynomial_signs.MOST_DEGREE
+        return signs_at(coefficients(p, atom), self._numbers(atom)) if is_low else ANY
 
     def _numbers(self, count: int) -> list[Stretch]:
-        """The whole numbers that a count may be."""
-        present = self.presence.present(*counted(atom_expression(count)))  # type: ignore[misc]
-        return polynomial_signs.numbers_of(count, int(present), self._facts)
+        """The whole numbers that a count may be, by what is known of polynomials in it alone."""
+        least = int(self.presence.present(*counted(atom_expression(count))))  # type: ignore[misc]
+        known = [
+            (coefficients(f, count), signs)
+            for f, signs in self._facts.items()
+            if isinstance(f, Polynomial) and f.atoms == {count} and max(f.powers(count)) <= polynomial_signs.MOST_DEGREE
+        ]
+        return allowed(least, known) or [(least, None)]
 
     def _shifted(self, p: Polynomial) -> Signs:
         """The signs of a polynomial after one atom is written through its bounds."""

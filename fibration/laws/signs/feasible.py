@@ -20,12 +20,11 @@ from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES, cancelled
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.one_variable import Coefficients, allowed
 from fibration.laws.signs.populations import counted
-from fibration.laws.signs.ranges import of_declared
+from fibration.laws.signs.ranges import Range, of_declared, of_number
 
 MOST = 150  # inequalities before an elimination; with more, nothing is decided
 MOST_DEGREE = 12  # of polynomials in one count
-FAR = sympy.Integer(2) ** 10**4  # larger numbers, and numbers nearer 0, are not turned into rationals
-ROUNDED = sympy.Rational(1, 10**20)  # a bound on the relative rounding of a number
+FAR = sympy.Integer(2) ** 10**4
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
 
 
@@ -126,17 +125,14 @@ def _rows(terms: dict[Any, Any], constant: Any, signs: Signs) -> Iterator[Row]:
 def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
     one = sympy.Integer(1)
     yield from _rows({variable: one}, sympy.Integer(0), assume.signs(variable))
-    if variable.is_number and 1 / FAR < abs(number := sympy.N(variable, 30)) < FAR:  # such as log(2)
-        value = sympy.Rational(str(number))
-        off = ROUNDED * max(1, abs(value))
-        yield {variable: one}, -value + off, False
-        yield {variable: -one}, value + off, False
+    # such as log(2); numbers that are larger, or nearer 0, have too many digits
+    within = of_number(variable) if variable.is_number and 1 / FAR < abs(sympy.N(variable)) < FAR else Range()
     if isinstance(atom := ATOM_OF.get(variable), (Attribute, Parameter, Component)):
-        declared = of_declared(atom)  # a bound of 0 alone is in the signs above
-        below = declared.open and not declared.closed
-        for end, sign, strict in ((declared.lower, 1, declared.open), (declared.upper, -1, below)):
-            if end is not None:
-                yield {variable: sign * one}, -sign * sympy.Rational(end[0].constant, end[1]), strict
+        within = of_declared(atom)  # a bound of 0 alone is in the signs above
+    below = within.open and not within.closed
+    for end, sign, strict in ((within.lower, 1, within.open), (within.upper, -1, below)):
+        if end is not None:
+            yield {variable: sign * one}, -sign * sympy.Rational(end[0].constant, end[1]), strict
 
 
 def _contradict(rows: Iterable[Row]) -> bool:

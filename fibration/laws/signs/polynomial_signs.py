@@ -11,9 +11,9 @@ from typing import Any
 import sympy
 
 from fibration.language.operators import ANY, NOT_NEGATIVE, POSITIVE, ZERO, Signs
-from fibration.language.polynomials import Polynomial, Quotient, constant
+from fibration.language.polynomials import Polynomial, constant
 from fibration.language.sympy_bridge import atom_expression, from_polynomial
-from fibration.laws.signs.one_variable import Stretch, allowed, sign, signs_above_0, signs_at
+from fibration.laws.signs.one_variable import Stretch, sign, signs_above_0, signs_at
 from fibration.laws.signs.ranges import Range
 
 MOST_DEGREE, MOST_TERMS = 12, 24
@@ -92,17 +92,6 @@ def _is_root(e: Any) -> bool:
     return bool(e.is_Pow and e.exp == sympy.Rational(1, 2))
 
 
-def multiplied_out(q: Quotient, signs_of: Callable[[Polynomial], Signs]) -> tuple[Quotient, list[Polynomial]]:
-    """The other factors, and one product per group of factors of unknown sign that have the same atoms."""
-    unsure: dict[frozenset[int], list[Polynomial]] = {}
-    for f, p in q.factors.items():
-        if isinstance(f, Polynomial) and p == 1 and len(signs_of(f)) > 1:
-            unsure.setdefault(f.atoms, []).append(f)
-    groups = [group for group in unsure.values() if len(group) > 1]
-    rest = Quotient(q.number, {f: p for f, p in q.factors.items() if not any(f in group for group in groups)})
-    return rest, [functools.reduce(operator.mul, group) for group in groups]
-
-
 def of_one(coefficients: Sequence[Polynomial], whole: bool, is_open: bool, is_closed: bool) -> Signs:
     """The signs of a polynomial in `t`, for `t` above 0, at 0 unless `is_open`, and at infinity if `is_closed`.
 
@@ -120,24 +109,7 @@ def of_one(coefficients: Sequence[Polynomial], whole: bool, is_open: bool, is_cl
     return signs_at(tuple(numbers), ALL) if whole else signs_above_0(tuple(numbers)) | ends
 
 
-def at_counts(p: Polynomial, atom: int, numbers: Sequence[Stretch]) -> Signs:
-    """The signs of a polynomial in one count."""
-    if p.atoms != {atom} or (degree := max(p.powers(atom))) > MOST_DEGREE:
-        return ANY
-    return signs_at(coefficients(p, atom), numbers) if degree else ANY
-
-
 def coefficients(p: Polynomial, atom: int) -> tuple[int, ...]:
     """The coefficients of a polynomial in one atom, the constant first."""
     powers = p.powers(atom)
     return tuple(powers[k].constant if k in powers else 0 for k in range(int(max(powers)) + 1))
-
-
-def numbers_of(atom: int, least: int, facts: dict[Any, Signs]) -> list[Stretch]:
-    """The whole numbers from `least` on that a count may be, by what is known of polynomials in it alone."""
-    known = [
-        (coefficients(f, atom), signs)
-        for f, signs in facts.items()
-        if isinstance(f, Polynomial) and f.atoms == {atom} and max(f.powers(atom)) <= MOST_DEGREE
-    ]
-    return allowed(least, known) or [(least, None)]

@@ -33,8 +33,8 @@ SEARCHES = (
     "gates.recovery.ratio_not_recovered", "on_policy.identity.gate_off_identity", "on_policy.first_order._felt",
     "on_policy.gradient.wrong_coefficients", "on_policy.first_order.first_update.wrong_coefficients",
     "on_policy.first_order.first_update.start_not_recovered",
-    "on_policy.gradient.opposed_advantage", "off_policy.positivity.ratio_not_positive",
-    "off_policy.positivity_search.ratio_not_positive", "off_policy.inward.pushed_further_out",
+    "on_policy.gradient.opposed_advantage", "off_policy.positivity.of_one_token",
+    "off_policy.positivity.ratio_not_positive", "off_policy.inward.pushed_further_out",
     "off_policy.inward.reversed_token", "facts.levels.reversed_token",
 )  # fmt: skip
 

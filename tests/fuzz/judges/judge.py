@@ -133,7 +133,7 @@ SEARCHES = (  # where laws look for counterexamples
     "objectives.objective.off_one", "objectives.objective.changed_by_later",
     "objectives.baseline.not_its_own", "objectives.kl_gradient.no_divergence", "off_policy.inward.pushed_further_out",
     "off_policy.inward.reversed_token", "on_policy.identity.gate_off_identity",
-    "off_policy.positivity.ratio_not_positive", "off_policy.positivity.positivity_search.ratio_not_positive",
+    "off_policy.positivity.of_one_token", "off_policy.positivity.ratio_not_positive",
 )  # fmt: skip
 SEARCHED = 25  # one hierarchy of so many is searched for counterexamples too, which takes most of the time
 

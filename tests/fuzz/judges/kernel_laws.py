@@ -34,8 +34,8 @@ EVERY = tuple(s for s in (*SETTINGS, *QUIVERS, *TREES) if s.name != "balanced ro
 JOINED = tuple(s for s in EVERY if s.fibrations)
 CROSSED = tuple(s for s in EVERY if s in QUIVERS)
 SEARCHES = (
-    "kernels.reflecting.negative_weight", "gates.recovery.ratio_not_recovered", "off_policy.positivity.ratio_not_positive",
-    "off_policy.positivity.positivity_search.ratio_not_positive", "kernels.orthogonality.residuals_that_do_not_sum_to_0",
+    "kernels.reflecting.negative_weight", "gates.recovery.ratio_not_recovered", "off_policy.positivity.of_one_token",
+    "off_policy.positivity.ratio_not_positive", "kernels.orthogonality.residuals_that_do_not_sum_to_0",
     "kernels.coherent.element_of_two_masses",
 )  # fmt: skip
 SLOWEST = "kernels.reflecting._other_sum"
