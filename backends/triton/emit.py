@@ -17,6 +17,7 @@ from fibration.backends.standalone import joined
 from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED, fitted, language, typed
 from fibration.backends.triton.writer import Kernel
+from fibration.compiler import costly
 from fibration.compiler.arguments import Argument, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Key, Scalar
@@ -74,7 +75,7 @@ EXTRA = {
 
 def plan(program: Program, rows: str, spread: Spread | None = None, metrics: Collection[Key] = ()) -> Plan:
     """Fused sweeps over the tokens."""
-    return sweeps(program, rows, RESERVED, spread, within=False, by_length=True, metrics=metrics)
+    return sweeps(costly.shared(program), rows, RESERVED, spread, within=False, by_length=True, metrics=metrics)
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ import triton.language as tl
 # Whether a program may read what other programs of its launch have written. Not on ROCm, where a barrier does not wait
 # for the stores of other waves.
 ONE_LAUNCH = torch.version.hip is None
+GATHERS = tl.constexpr(hasattr(tl, "gather"))  # since Triton 3.3
 PARTS = 128  # the most programs that share a sum over the batch
 
 
@@ -61,6 +62,9 @@ class Call:
 
     def __init__(self, given, floats=(), others=(), positions=()):
         self.given, self.tensors, self.positions = dict(given), [*floats, *others], positions
+        for name, value in given.items():  # a program without tokens reads a tensor's first places
+            if isinstance(value, torch.Tensor) and not value.numel():
+                self.given[name] = value.new_zeros(4)
         self.metrics = given.get("metrics", False)
         self.constants = {"METRICS": self.metrics, "fill": given.get("fill")}
         self.constants["WIDE"] = torch.float64 in [x.dtype for x in floats]
@@ -137,12 +141,11 @@ def expm1(x):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x): the logarithm of the rounded sum, plus a correction for the rounding."""
-    inside = (x > -1.0) & (x < float("inf"))
-    c = tl.where(inside, x, 0.0)
-    u = 1.0 + c
-    y = tl.log(u) + (c - (u - 1.0)) / u
-    return tl.where(inside, y, tl.where(x == -1.0, float("-inf"), tl.where(x < -1.0, float("nan"), x)))
+    """log(1 + x): the logarithm of the rounded sum, plus a correction for the rounding. So small a correction needs no
+    division in float64."""
+    u = 1.0 + x
+    rest = (x - (u - 1.0)) * (1.0 / u.to(tl.float32)).to(tl.float64) if x.dtype == tl.float64 else (x - (u - 1.0)) / u
+    return tl.log(u) + tl.where((x > -1.0) & (x < float("inf")), rest, 0.0)
 
 
 @triton.jit
@@ -188,12 +191,13 @@ def atan(x):
 
 @triton.jit
 def of_program(by_length, n_segments, rows: tl.constexpr):
-    """The segments of a program of a sweep, in the order of `by_length`, and which of them exist: [BLOCK_R]. Numbers of
-    segments are int32: an address in int64 takes one instruction more."""
-    b = tl.program_id(0) * rows + tl.arange(0, rows)
-    live = b < n_segments
+    """The segments of a program of a sweep, in the order of `by_length`, and which of them exist: [BLOCK_R]. Others
+    read what the last segment has, so that no load needs a mask. Numbers of segments are int32: an address in int64
+    takes one instruction more."""
+    b, last = tl.program_id(0) * rows + tl.arange(0, rows), (n_segments - 1).to(tl.int32)
+    live, b = b <= last, tl.minimum(b, last)
     if by_length is not None:
-        b = tl.load(by_length + b, mask=live, other=0).to(tl.int32)
+        b = tl.load(by_length + b).to(tl.int32)
     return b, live
 
 
@@ -201,9 +205,8 @@ def of_program(by_length, n_segments, rows: tl.constexpr):
 def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
     """Where segments are: the number of the first token, how many there are, the place of column 0 of the first tile, 0
     with `positions`, and the column of the first token, `lead`: with vectors tiles begin at a multiple of 4 places."""
-    first = tl.load(offsets + b, mask=live, other=0)
-    size = (tl.load(offsets + b + 1, mask=live, other=0) - first).to(tl.int32)
-    start = tl.load(starts + b, mask=live, other=0)
+    first, start = tl.load(offsets + b), tl.load(starts + b)
+    size = tl.where(live, tl.load(offsets + b + 1) - first, 0).to(tl.int32)
     lead = start.to(tl.int32) & (3 if vector else 0)
     if positions is not None:
         start = tl.zeros_like(start)  # the tensor's
@@ -222,6 +225,21 @@ def reach_of(starts, positions, tokens, b, live, start, size, lead, n_segments, 
 
 
 @triton.jit
+def extent(ends):
+    """The columns that a program's tiles cover, at least 1: a loop that runs at least once needs no way around it."""
+    return tl.maximum(tl.max(ends, axis=0), 1)
+
+
+@triton.jit
+def save(places, values, live, columns: tl.constexpr):
+    """Stores a value of each segment. All threads of a row have it: that of the first column stores it, where it is."""
+    i = tl.arange(0, max(columns // 4, 1))[None, :]
+    places, values = places[:, None] + 0 * i, values[:, None]
+    values = tl.where(i == 0, values, values)  # in the interpreter, `tl.broadcast_to` makes nothing that can be stored
+    tl.store(places, values, mask=live[:, None] & (i == 0))
+
+
+@triton.jit
 def below(x, limit):
     """0 <= x < limit, for int32 in one comparison: as an unsigned number, one below 0 is large."""
     return x.to(tl.uint32) < tl.maximum(limit, 0).to(tl.uint32)
@@ -236,7 +254,7 @@ def tile(positions, tokens, first, size, lead, t, columns: tl.constexpr, vector:
     reads the row's nearest token or vector, one of an empty row the tensor's first place. A vector of 4 is read whole:
     its neighbours are of other rows, or lie beside the tensor in 4 aligned places."""
     i, lead, size = tl.arange(0, columns)[None, :], lead[:, None], size[:, None]
-    c = t - lead + i
+    c = (t + i) - lead
     near = tl.minimum(tl.maximum(c, 0), tl.maximum(size - 1, 0))
     k, at = first[:, None] + near, near
     if vector:
@@ -249,10 +267,23 @@ def tile(positions, tokens, first, size, lead, t, columns: tl.constexpr, vector:
 
 
 @triton.jit
-def halved(sums):
-    """The sum of all columns: the first half plus the second, and again. An addition of two numbers does not depend on
-    their order, so the sum stays the same bits if the columns turn: wherever the row began, and whatever thread has
-    which column."""
+def halved(sums, lead, vector: tl.constexpr):
+    """The sum of all columns: of every four, then the first half plus the second, and again. With vectors a row's fours
+    begin at column `lead`, and a thread gets the columns of one four. An addition of two numbers does not depend on
+    their order, so the sum has the same bits wherever the row began, and whatever thread has which column."""
+    if GATHERS and sums.shape[1] % 4 == 0:
+        fours: tl.constexpr = sums.shape[1] // 4
+        even, odd = tl.split(tl.reshape(sums, [sums.shape[0], fours, 2, 2]))
+        x0, x2 = tl.split(even)
+        x1, x3 = tl.split(odd)
+        if vector:
+            v, lead = tl.arange(0, fours)[None, :], lead[:, None]
+            x0 = tl.gather(x0, (v + ((lead + 1 >> 1) & 1)) & (fours - 1), 1)
+            x1 = tl.gather(x1, (v + (lead >> 1)) & (fours - 1), 1)
+        even, odd = x2 + x0, x3 + x1
+        if vector:
+            even = tl.gather(even, (v + (lead + 1 >> 2)) & (fours - 1), 1)
+        sums = even + odd
     for _ in tl.static_range(20):
         if sums.shape[1] > 1:
             sums = tl.sum(tl.reshape(sums, [sums.shape[0], 2, sums.shape[1] // 2]), axis=1)

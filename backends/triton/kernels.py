@@ -15,7 +15,7 @@ from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import constant, typed
 from fibration.backends.triton.writer import HARMLESS, NEUTRAL, Kernel, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Node, Pull, Push, Scalar, Scan
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Node, Pull, Push, Scalar, Scan, count_input
 from fibration.compiler.optimise import is_mark
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep, computing
 from fibration.compiler.scalars import ZERO
@@ -69,23 +69,34 @@ class _Stages(CoarseWriter):
         if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
             rows = self.called("rows", s)
             self.line(1, f"if {rows} is not None:")
-            self.line(2, f"row = tl.load({rows} + b, mask=live, other=0)")
-            here = "live & (row >= 0)" if self.plan.spread else "live"
-            self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row, mask={here}, other=0.0)[:, None]")
+            self.line(2, f"row = tl.load({rows} + b)")
+            here = ", mask=row >= 0, other=0.0" if self.plan.spread else ""
+            self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row{here})[:, None]")
         self.line(0)
         self.line(1, "# inputs, loaded together: a program then waits for memory once")
         for node in self.in_turn(1, _known_before(sweep)):
             if isinstance(node, Pull):  # which may be saved here, and is read elsewhere
                 self.value(1, node)
+            elif node is count_input(sweep.leaves[0], s) and not several and not self.plan.spread:
+                self.line(1, f"{self.names[node]} = size.to(tl.float64)")
+                self.known.add(node)
             else:
                 self.need(1, node)
         narrow: dict[Node, str] = {}
         saved = set(sweep.saved)
+        read: set[Node] = set()
         number = 0
         for step in sweep.steps:
             if isinstance(step, Scalars):
                 self.line(0)
                 self.line(1, f"# each {s}, in float64: [BLOCK_R]")
+                operands = dict.fromkeys(o for n in step.values if n not in self.spare for o in n.operands)
+                own = [o for o in operands if isinstance(o, Input) and o.kind != "count" and o.stratum == s]
+                for node in own:
+                    if node in read:  # again, from the first cache: a thread has few registers to keep it during a pass
+                        address = self.address(node, "b")
+                        self.line(1, f'{self.names[node]} = tl.load({address}, cache_modifier=".ca")')
+                read.update(own)
                 for node in self.in_turn(1, step.values):
                     if node not in self.known:
                         self.value(1, node)
@@ -124,7 +135,7 @@ class _Stages(CoarseWriter):
         self.line(1, f"first, size, start, lead = segments({where}, b, live, VECTOR)")
         self.line(1, "origin = tl.where(size > 0, start, 0)")
         if longest:
-            self.line(1, "longest = tl.max(size + lead, axis=0)")
+            self.line(1, "longest = extent(size + lead)")
 
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
         """Writes the loop over the tokens of a program's segments."""
@@ -152,7 +163,7 @@ class _Stages(CoarseWriter):
         masked = {_masked_in(p) for p in step.pushes if p.reduce == "sum" and p not in spare}
         end = "longest"
         if step.stores:
-            end = "tl.max(reach + lead, axis=0)"
+            end = "extent(reach + lead)"
             if len(sweep.leaves) > 1:
                 self.reach(s, word)
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
@@ -175,10 +186,10 @@ class _Stages(CoarseWriter):
         for push in self.in_turn(1, step.pushes):
             part = self.names[push]
             halved = push.reduce == "sum" and words[push] == "column"
-            made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
+            made = f"halved({part}, lead, VECTOR)" if halved else f"tl.{push.reduce}({part}, axis=1)"
             made += ".to(tl.float64)" if words[push] == "mark" else ""
             if push in sweep.saved and push not in read:
-                self.line(1, f"tl.store({self.arrays[push]} + b, {made}, mask=live)")
+                self.line(1, f"save({self.arrays[push]} + b, {made}, live, BLOCK_T)")
                 continue
             self.line(1, f"{part} = {made}")
             self.known.add(push)

@@ -74,7 +74,8 @@ class Launches:
             self.function(**self.arguments(holes))
             return
         noted = self.function(**self.arguments(holes))
-        self.is_kept = noted is not None and all(map(is_launchable, noted))
+        filled = all(tensor.numel() for _, tensor in holes[:-1])  # `Call` replaces empty tensors, but for the workspace
+        self.is_kept = noted is not None and filled and all(map(is_launchable, noted))
         if noted is not None and self.is_kept:
             sizes = (parts.numel() for *_, given, _ in noted if isinstance(parts := given.get("parts"), Tensor))
             self.parts = max(self.parts, *sizes, 0)

@@ -15,6 +15,7 @@ from fibration.backends.triton.language import RESERVED, TOKEN, WIDE, constant, 
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Names, Node, Pull, Scalar
 from fibration.compiler.plan import Plan
+from fibration.compiler.schedule import is_derivative
 from fibration.errors import BackendError
 
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
@@ -75,9 +76,8 @@ class Writer:
             terms += times(len(vectors), size)
         return starts, slots
 
-    def line(self, depth: int, text: str = "", note: str = "") -> None:
+    def line(self, depth: int, text: str = "") -> None:
         self.lines += fitted(text, "    " * (depth + self.inside))
-        self.lines[-1] += f"  # {note}" if note else ""
 
     @contextmanager
     def if_metrics(self, depth: int, spare: bool = True) -> Iterator[None]:
@@ -105,7 +105,8 @@ class Writer:
         used = tuple(a for a in self.arguments if uses(body, a.name) or uses(memory, a.name))
         shared = tuple(word for word in MEMORY if uses(body, word))
         numbers = [*(a.name for a in used if a.holds == INTEGER), *(word for word in shared if word == "own")]
-        sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
+        strides = {a.name for a in used if a.kind == "stride"}  # 0 or 1: an address takes two instructions less
+        sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers if n not in strides]
         sizes += [f"    {word} = {self.starts[s]}" for s, word in self.first.items() if uses(body, word)]
         constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses(body, c)]
         names = [*(a.name for a in used if a.holds != REAL), *shared]
@@ -127,14 +128,19 @@ class Writer:
             element = f"{element} * {self.called('stride', node)}"
         return f"{self.arrays[node]} + {element}"
 
-    def loaded(self, node: Node, element: str, mask: str = "live", other: str = HARMLESS) -> str:
+    def within(self, mask: str, other: str) -> str:
+        """The arguments of a masked load. A sweep has no mask: segments that do not exist read what the last has."""
+        mask = mask or ("live" if self.coarse else "")
+        return f", mask={mask}, other={other}" if mask else ""
+
+    def loaded(self, node: Node, element: str, mask: str = "") -> str:
         """A vector's value at an element, from its array."""
         fresh = self.coarse and not isinstance(node, Input)
         if node.stratum == BATCH:
             return f"tl.load({self.arrays[node]}" + (', cache_modifier=".cg")' if fresh else ")")
         if fresh:
-            return f"fresh({self.address(node, element)}, {mask}, {other})"
-        return f"tl.load({self.address(node, element)}, mask={mask}, other={other})"
+            return f"fresh({self.address(node, element)}, live, {HARMLESS})"
+        return f"tl.load({self.address(node, element)}{self.within(mask, HARMLESS)})"
 
     def need(self, depth: int, node: Node) -> None:
         """Loads a coarse value from memory under its name."""
@@ -163,7 +169,7 @@ class Writer:
                 if over not in self.local:
                     self.local.add(over)
                     parent = self.called("parent", node.source, node.target)
-                    self.line(depth, f"{over} = tl.load({parent} + b, mask=live, other=0)")
+                    self.line(depth, f"{over} = tl.load({parent} + b{self.within('', '0')})")
                 self.line(depth, f"{name} = {self.loaded(node.operand, over)}")
             if node.target == BATCH:
                 self.lone.add(node)
@@ -186,6 +192,9 @@ class Writer:
     def map(self, depth: int, node: Map, operands: list[str], wide: bool, form: str = "{}") -> None:
         """Computes a map of `operands` under its name, in float64 or in the tokens' precision."""
         name, (precision, language) = self.names[node], ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
+        key = self.plan.program.names.get(node)
+        if key and is_derivative(key) and not name.startswith(key.word):
+            self.line(depth, f"# {key} too, which equals it")
         before, text = language.write(node.body, operands, name, self.taken, self.functions)
         for part, shared in before:
             self.line(depth, f"{part} = {shared}")
@@ -201,8 +210,10 @@ class Writer:
     def save(self, depth: int, node: Node) -> None:
         if node.stratum == BATCH:
             self.line(depth, f"tl.store({self.arrays[node]}, {self.names[node]})")
-        else:
+        elif self.coarse or node in self.lone:
             self.line(depth, f"tl.store({self.arrays[node]} + b, {self.names[node]}, mask=live)")
+        else:
+            self.line(depth, f"save({self.arrays[node]} + b, {self.names[node]}, live, BLOCK_T)")
 
 
 def times(number: int, size: str) -> list[str]:

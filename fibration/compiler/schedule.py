@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fibration.compiler import ir
 from fibration.compiler.ir import (
@@ -124,15 +124,19 @@ def _scheduled(program: Program, order: Sequence[Node | Collective], names: dict
 
 def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
     """A unique name for every node: the user's word or the output's, else one from its operand or its use. Inputs come
-    first.
+    first. What the objective is made of is not named after a derivative that it equals.
     """
+    objective = {k: v for k, v in program.outputs.items() if k.word == "objective"}
+    summed = set(replace(program, outputs=objective).nodes())
     outputs = {v: program.called[k] for k, v in reversed(list(program.outputs.items()))}
-    given = outputs | {node: str(key) for node, key in program.names.items()}
+    named = {n: key for n, key in program.names.items() if n not in summed or not is_derivative(key)}
+    given = outputs | {node: str(key) for node, key in named.items()}
     uses: dict[Node, Key] = {}  # of values without a name, the first value with a name that needs them
-    keys = {v: k for k, v in reversed(list(program.outputs.items()))} | dict(program.names)
+    keys = {v: k for k, v in reversed(list(program.outputs.items()))} | named
     for node in reversed(order):
         if node in keys or node in uses:
-            uses |= dict.fromkeys(node.operands, keys.get(node) or uses[node])
+            read = (o for o in node.operands if node in summed or o not in summed)
+            uses |= dict.fromkeys(read, keys.get(node) or uses[node])
     free = Names(reserved).free
     names: dict[Node, str] = {}
     for node in sorted(order, key=lambda n: not isinstance(n, Input)):  # stable: the order of computation otherwise
@@ -141,6 +145,11 @@ def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -
         )
         names[node] = free(without_macros(word))
     return names
+
+
+def is_derivative(key: Key) -> bool:
+    """Whether a value's key is that of a derivative of J, which `adjoint` gives."""
+    return key.word.startswith("d_")
 
 
 def _described(node: Node, names: Mapping[Node, str], given: Mapping[Node, str], uses: Mapping[Node, Key]) -> str:

@@ -91,6 +91,15 @@ def test_tiles_have_vectors_where_their_shape_and_all_addresses_allow_it():
         assert not sized(2, 64, 1, (None,), torch.zeros(8, dtype=dtype)[places:])
 
 
+def test_kernels_get_places_to_read_where_a_batch_has_none():
+    """A loop over tiles runs at least once, also for rows without tokens."""
+    from fibration.backends.triton.functions import Call
+
+    tensors = {"log_probs": torch.zeros(0), "advantages": torch.zeros(3)}
+    given = Call(tensors | {"positions": None}, [tensors["log_probs"]], [tensors["advantages"]]).given
+    assert [given[name].numel() for name in tensors] == [4, 3] and given["positions"] is None
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["gspo", "fiberpo"])  # whose coefficients depend on sums over a row
 @pytest.mark.parametrize("length", [1, 3, 127, 128, 130, 515, 259])

@@ -16,7 +16,7 @@ from ptx.parse import Address, Constant, Group, Instruction, Kernel, Operand, Re
 
 Mask = NDArray[np.bool_]
 WARP = 32
-ACCESS = re.compile(r"(ld|st)\.(global|shared)(?:\.cg)?(?:\.v([24]))?\.([bsuf]\d+)")
+ACCESS = re.compile(r"(ld|st)\.(global|shared)(?:\.c[ag])?(?:\.v([24]))?\.([bsuf]\d+)")
 MATRICES = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x[124]\.shared\.b16")
 ATOMIC = re.compile(r"atom\.global\.gpu(?:\.(relaxed|acquire|release|acq_rel))?\.add\.u32")
 SHARED = "global_smem"  # what Triton calls the start of it
