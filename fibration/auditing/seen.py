@@ -83,11 +83,7 @@ class Seen:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of tokens and rows: how many lie over the row, the group and the batch."""
-        groups, lengths = [r.group for r in self.batch.rows], self.batch.lengths
-        here = [n for n, g in zip(lengths, groups, strict=True) if g == groups[self.mine[0]]]
-        tokens = {"row": lengths[self.mine[0]], "batch": sum(lengths), "group": sum(here)}
-        return tokens | {"rows": len(lengths), "rows of the group": len(here), "groups": len(set(groups))}
+        return self.batch.counts(self.mine[0])
 
     def at_ratio_1(self, x: Any) -> Any:
         """The formula where the log ratios of the token, its row, its group and the batch are 0."""
