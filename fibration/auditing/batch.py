@@ -135,7 +135,8 @@ class Batch:
 
     def on_policy(self) -> Batch:
         """The batch with the old policy's log-probs for every policy."""
-        return self.mapped(lambda r: Row(*[r.old_log_probs] * len(POLICIES), r.advantage, r.reward, r.group))
+        frozen = POLICIES[0], *POLICIES[2:]
+        return self.mapped(lambda r: replace(r, **dict.fromkeys(frozen, r.old_log_probs)))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return f"{len(self.rows)} rows of {', '.join(map(str, self.lengths))} tokens"

@@ -335,11 +335,11 @@ def trace(
     found: list[Traced] = []
     todo: list[tuple[bool, ...]] = [()]
     while todo:
-        if len(found) == PATHS or (found and len(found[0].guards) > DEEP):
+        if len(found) + len(todo) > PATHS or (found and len(found[0].guards) > DEEP):
             error = Untraced(f"it has more than {PATHS} paths")
             error.seen = list(next(iter(found[0].coefficients.values())).flat)  # of the argument that moves
             raise error
-        prefix = todo.pop()
+        prefix = todo.pop(0)  # the shortest first, since most others follow from it: too many are known soon
         found.append(_path(loss, given, names, Recorder(prefix, watch)))
         ways = [way for _, way in found[-1].guards]
         todo += [(*ways[:k], not ways[k]) for k in range(len(prefix), len(ways))]
