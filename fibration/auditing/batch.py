@@ -97,6 +97,13 @@ class Batch:
     def row_of_token(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.rows)), self.lengths)
 
+    def counts(self, row: int) -> dict[str, int]:
+        """What a loss may divide by, of the batch and of a row: `COUNTS`."""
+        groups, lengths = [r.group for r in self.rows], self.lengths
+        here = [n for n, g in zip(lengths, groups, strict=True) if g == groups[row]]
+        found = {"rows": len(groups), "batch": sum(lengths), "width": max(lengths), "groups": len(set(groups))}
+        return found | {"row": lengths[row], "group": sum(here), "rows of the group": len(here)}
+
     def of(self, role: str) -> Floats:
         policy, by = LIKE.get(role, (role, 0.0))
         return np.array([v + by for row in self.rows for v in getattr(row, policy)], np.float64)
@@ -122,27 +129,14 @@ class Batch:
         found[mask] = values
         return torch.from_numpy(found).to(dtype)
 
-    def moved(self, log_ratios: Floats) -> Batch:
-        """The batch with other log ratios of the current policy."""
-        parts = np.split(log_ratios, np.cumsum(self.lengths)[:-1])
-        rows = (
-            replace(r, log_probs=tuple(float(o + x) for o, x in zip(r.old_log_probs, part, strict=True)))
-            for r, part in zip(self.rows, parts, strict=True)
-        )
-        return replace(self, rows=tuple(rows))
-
-    def scaled(self, t: float) -> Batch:
-        """The batch with all log-probs, and so all log ratios, times `t`."""
-        return replace(self, rows=tuple(r.mapped(lambda v: tuple(t * x for x in v)) for r in self.rows))
+    def mapped(self, change: Callable[[Row], Row]) -> Batch:
+        """The batch with `change` applied to every row, the first one first."""
+        return replace(self, rows=tuple(map(change, self.rows)))
 
     def on_policy(self) -> Batch:
         """The batch with the old policy's log-probs for every policy."""
-
-        def fresh(r: Row) -> Row:
-            old = r.old_log_probs
-            return Row(old, old, old, old, r.advantage, r.reward, r.group)
-
-        return replace(self, rows=tuple(map(fresh, self.rows)))
+        frozen = POLICIES[0], *POLICIES[2:]
+        return self.mapped(lambda r: replace(r, **dict.fromkeys(frozen, r.old_log_probs)))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return f"{len(self.rows)} rows of {', '.join(map(str, self.lengths))} tokens"

@@ -110,8 +110,11 @@ def beside(
     findings = [*_unlike(compared, recorded)]
     told, why = _multiple(compared, clip, *(counts or (len(passes), ranks))), None
     if told.status == "fails":
-        is_alone = ranks > 1 and _is_alone(Comparison(recorded.found, declared.own, close))
-        why = Finding("ranks", "fails", ALONE) if is_alone else _explained(found, passes, wanted, parts, close)
+        own = Comparison(recorded.found, declared.own, close) if ranks > 1 else None
+        if own is not None and own.alike and not own.turned and not own.missing:  # that of the rank's own rows
+            why = Finding("ranks", "fails", ALONE)
+        elif text := _of_passes(found, passes, wanted, close) or _of_parts(found, parts, close):
+            why = Finding("accumulation", "fails", text)
     if why is None and told.name == "direction":
         told = replace(told, text=f"{told.text}: {OTHER}")
     findings += [told] if why is None else [why, told]
@@ -123,11 +126,6 @@ def beside(
     factor = None if compared.factor is None else compared.factor / clip
     factors = {name: f / clip for name, f in compared.factors().items()}
     return StepAudit(factor, factors, tuple(findings), len(recorded.passes), _read(recorded, read))
-
-
-def _is_alone(own: Comparison) -> bool:
-    """Whether a rank's gradient is that of its own rows."""
-    return bool(own.alike) and not own.turned and not own.missing
 
 
 def _sampled(recorded: Recorded, declared: Declared, group: Any) -> tuple[Floats, Floats, Floats, Floats]:
@@ -368,14 +366,8 @@ def _fitted(target: Floats, rows: Floats, tolerance: float) -> Floats | None:
     return found if rest <= tolerance * np.linalg.norm(target) else None
 
 
-def _explained(found: Floats, passes: Floats, declared: Floats, parts: Floats, close: float) -> Finding | None:
-    """What happened to micro-batches, where the gradient is not that of the declared loss; None if nothing is seen.
-
-    All are sampled elements: `found` and `declared` `[n]` of whole gradients, `passes` `[k, n]` of backward passes,
-    `parts` `[j, n]` of the declared loss's micro-batches.
-    """
-    text = _of_passes(found, passes, declared, close) or _of_parts(found, parts, close)
-    return Finding("accumulation", "fails", text) if text else None
+# What happened to micro-batches, where the gradient is not that of the declared loss. All are sampled elements: `found`
+# and `declared` `[n]` of whole gradients, `passes` `[k, n]` of backward passes, `parts` `[j, n]` of micro-batches.
 
 
 def _of_passes(found: Floats, passes: Floats, declared: Floats, close: float) -> str:

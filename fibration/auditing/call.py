@@ -27,9 +27,9 @@ class _Declared(Function):
         self.call, self.name = beside.call, likeness.name
         self.arguments, self.per_token = beside.arguments, beside.per_token
         self.structures = beside.structures
-        self.likeness = likeness
+        self.likeness, self._found = likeness, {}
 
-    def evaluate(self, batch: Batch, dtype: Any = None) -> Found:
+    def _evaluated(self, batch: Batch, dtype: Any = None) -> Found:
         found = self.likeness.other(batch)
         if found is None:
             raise AuditError(f"'{self.name}' does not take this batch")

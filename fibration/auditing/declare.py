@@ -24,10 +24,10 @@ import numpy as np
 
 from fibration.auditing import formula as f
 from fibration.auditing.batch import UNDER, Batch, drawn
+from fibration.auditing.counts import NORMALISERS, Powers, Weight, multiples, products, value_of
 from fibration.auditing.formula import SIMPLE, Atom, Formula, Untraced, atom, number, short, single
 from fibration.auditing.function import Function, file_of, name_of, where
 from fibration.auditing.prove import Case, decided, equal, same
-from fibration.auditing.record import Traced
 from fibration.auditing.reference import ARGUMENT_OF, Reference
 from fibration.auditing.seen import EXACT, SPREADS, WIDE, Lack, Place, Seen, Tree
 from fibration.errors import AuditError, FibrationError
@@ -70,22 +70,23 @@ DRAWS = 40  # of rewards, for advantages of both signs
 DIGITS = 12  # characters of a number that may be simpler in other words
 EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-4)  # that functions add to a divisor
 token, row, group, batch = (Stratum(name) for name in ("token", "trajectory", "prompt_group", BATCH))
-Powers = dict[str, Any]
-Weight = tuple[Powers, str, float]  # powers of counts, and what is added to one of them
-COUNTS: dict[str, Expression] = {
+COUNTED: dict[str, Expression] = {
     "row": count(token, over=row), "batch": count(token, over=batch), "rows": count(row, over=batch),
     "rows of the group": count(row, over=group), "group": count(token, over=group), "groups": count(group, over=batch),
 }  # fmt: skip
 # what most losses divide by, the most usual first; then further products of few counts
-USUAL: tuple[Powers, ...] = (
-    {"batch": -1}, {"row": -1, "rows": -1}, {"rows": -1}, {}, {"row": -1}, {"group": -1, "groups": -1},
-)  # fmt: skip
-FURTHER = [
-    {n: p for n, p in zip(COUNTS, powers, strict=True) if p}
-    for powers in itertools.product((0, -1, 1), repeat=len(COUNTS)) if 0 < sum(map(abs, powers)) <= 2
-]  # fmt: skip
+USUAL = [powers for powers in NORMALISERS.values() if {*powers} <= {*COUNTED} and len(powers) <= 2]
+ROOTS: list[Powers] = [{"row": Fraction(k, 2)} for k in (1, -1)]
 LESS_ONE: list[Weight] = [({n: -1}, n, -1.0) for n in ("rows of the group", "rows", "batch")]
-ROOTS = [{"row": Fraction(k, 2)} for k in (1, -1)]
+
+
+def weights(each: Sequence[Powers]) -> Iterator[Weight]:
+    """Products of counts; then those with a small number beside a count."""
+    yield from ((powers, "", 0.0) for powers in each)
+    yield from ((powers, n, e) for e in EPSILONS for powers in each for n in powers)
+
+
+WEIGHTS = (*weights([{}, *USUAL, *products(COUNTED, 2), *ROOTS]), *LESS_ONE)
 
 
 def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
@@ -183,7 +184,7 @@ def _with_weights(name: str, seen: Sequence[Any], form: str, is_apart: bool) -> 
 def _program(subject: Function, made: Batch) -> tuple[Batch, list[Any]]:
     """A batch, and the objective and the coefficients of tokens as formulas of log ratios."""
     program = subject.traced(made)
-    found = [f.neg(program.loss), *subject.of_tokens(program, made)]
+    found = [f.neg(program.loss), *program.tokens]
     if "old_log_probs" in subject.roles:  # π = r·π_old
         of = {p: [single(atom("var", role, *p)) for role in ("x", "old_log_probs")] for p in made.places}
         found = f.substituted(found, {atom("var", "log_probs", *p): f.add(*each) for p, each in of.items()})
@@ -299,7 +300,7 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str, is_a
         name=name,
         fibrations=[Fibration(token, row, kernel=uniform())] if of_rows else [],
         gates={row: made, token: zero_gate()} if of_rows else {token: made},
-        decomposition=log_ratio(scale=1 / COUNTS["row"]) if of_rows else ratio_deviation(),
+        decomposition=log_ratio(scale=1 / COUNTED["row"]) if of_rows else ratio_deviation(),
         groups=[group] if is_of_groups else [],
         advantages=advantages,
         objective=objective if condition is None else objective.keep(condition),
@@ -390,12 +391,10 @@ def _check(subject: Function, h: Hierarchy) -> None:
         mine = subject.evaluate(alone).coefficients
         if np.isfinite(mine).all() and not np.allclose(theirs.coefficients, mine, rtol=1e-6, atol=1e-9):
             raise Lack("something else for a prompt group of one answer")
-    if not subject.programs:
+    if not subject.structures:
         raise Lack("a function that takes no small batch")
-    for structure, made in subject.programs.items():
-        if not isinstance(made, Traced):
-            raise made
-        pairs = zip(subject.of_tokens(made, structure), reference.with_numbers(structure, {}), strict=True)
+    for structure in subject.structures:
+        pairs = zip(subject.formulas(structure), reference.with_numbers(structure, {}), strict=True)
         if not all(equal(one, two) for one, two in pairs):
             raise Lack(f"something else on {structure}")
 
@@ -403,24 +402,13 @@ def _check(subject: Function, h: Hierarchy) -> None:
 # ------------------------------------------------------------ in words
 
 
-def value_of(weight: Weight, counts: dict[str, int]) -> float:
-    powers, name, epsilon = weight
-    return math.prod((counts[n] + (epsilon if n == name else 0)) ** float(p) for n, p in powers.items())
-
-
-def weights(each: Sequence[Powers]) -> Iterator[Weight]:
-    """Products of counts; then those with a small number beside a count."""
-    yield from ((powers, "", 0.0) for powers in each)
-    yield from ((powers, n, e) for e in EPSILONS for powers in each for n in powers)
-
-
 def _solved(values: Sequence[Any], counts: Sequence[dict[str, int]]) -> tuple[Any, Weight]:
     """A number of each token as a number times counts."""
-    for weight in (*weights(({}, *USUAL, *FURTHER, *ROOTS)), *LESS_ONE):
-        each = [float(v) / value_of(weight, c) for v, c in zip(values, counts, strict=True)]
-        if max(each) - min(each) <= EXACT * max(map(abs, each)):
-            return _written(each[0]), weight
-    raise Lack("a number that is no product of counts")
+    each, by = np.array(values, float), {n: np.array([c[n] for c in counts], float) for n in COUNTED}
+    found = multiples(each, by, WEIGHTS, EXACT)
+    if (first := next(found, None)) is None:
+        raise Lack("a number that is no product of counts")
+    return _written(first[0]), first[1]
 
 
 def _written(x: float) -> Any:
@@ -440,7 +428,7 @@ def times(k: Any, weight: Weight, factors: Sequence[Expression] = ()) -> Express
     found = -found if k < 0 else found
     powers, name, epsilon = weight
     for n, p in powers.items():
-        by = COUNTS[n] if n != name else COUNTS[n] + epsilon if epsilon > 0 else COUNTS[n] - 1
+        by = COUNTED[n] if n != name else COUNTED[n] + epsilon if epsilon > 0 else COUNTED[n] - 1
         by = by if abs(p) == 1 else operators.sqrt(by)
         found = found * by if p > 0 else found / by
     return found
@@ -466,7 +454,7 @@ def expression(trees: Sequence[Tree], counts: Sequence[dict[str, int]]) -> Expre
         unit, place = of(2), PLACES[over]
         if of_rows:
             return STATISTICS[first.op](unit, over=place, of=row)
-        by_length = unit * COUNTS["row"] if weight > 0 else unit / COUNTS["row"] if weight else unit
+        by_length = unit * COUNTED["row"] if weight > 0 else unit / COUNTED["row"] if weight else unit
         return STATISTICS[first.op](by_length, over=place)
     if first.op == "power":
         return of(0) ** first.args[1]

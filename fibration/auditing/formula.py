@@ -7,6 +7,7 @@ and choices by a condition. Equal formulas are one object. Conditions are compar
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
@@ -381,12 +382,14 @@ def evaluate(roots: Iterable[Any], at: Mapping[Atom, Any]) -> list[Any]:
         return done[x.id]
 
     def total(x: Formula) -> Any:
-        made: Any = 0.0
-        for (m, e), c in x.terms.items():
-            value = float(c) if e is None else float(c) * np.exp(of(e))
+        made: Any = None
+        for (m, e), c in x.terms.items():  # arrays may be large: nothing is multiplied by 1, or added to 0
+            factors = [*([] if c == 1 else [float(c)]), *([] if e is None else [np.exp(of(e))])]
+            factors += [of(a) if p == 1 else of(a) ** p for a, p in m if p > 0]
+            value = reduce(operator.mul, factors) if factors else 1.0
             for a, p in m:
-                value = value * of(a) if p == 1 else value * of(a) ** p if p > 0 else value / of(a) ** -p
-            made = made + value
+                value = value / of(a) ** -p if p < 0 else value
+            made = value if made is None else made + value
         return made
 
     with np.errstate(all="ignore"):

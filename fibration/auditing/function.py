@@ -98,6 +98,7 @@ class Function:
         self.arguments = _arguments(call, name)
         self.per_token = False  # whether advantages and rewards are passed per token
         self.mask_is_bool = False
+        self._found: dict[tuple[Batch, torch.dtype], Found] = {}
         self._try()
 
     @property
@@ -176,13 +177,16 @@ class Function:
                 found=text.partition(" Hint:")[0].partition("operation: ")[2],
                 remedy="write r = r.clamp(...) for r.clamp_(...)",
             )
-        first = next(iter(text.splitlines()), "")
+        first, shapes = (
+            next(iter(text.splitlines()), ""),
+            listed(f"{role} {list(t.shape)}" for role, t in given.items()),
+        )
         if step and isinstance(error, RuntimeError) and not place:  # of autograd itself: a graph is gone
             what = f"the loss of '{self.name}' has no gradient: {first}"
             return AuditError(what, required=DIFFERENTIABLE, remedy="does it call backward, or define one?")
         return AuditError(
             f"'{self.name}' raises {type(error).__name__}{step}{f': {first}' if first else ''}",
-            required=DIFFERENTIABLE if step else f"a loss of {_shapes(given)}, all on the CPU",
+            required=DIFFERENTIABLE if step else f"a loss of {shapes}, all on the CPU",
             found=place,
             remedy="mend it there; or audit a function of three lines that calls it with other arguments",
         )
@@ -230,19 +234,17 @@ class Function:
 
     def traced(self, batch: Batch, watch: Watch | None = None) -> Traced:
         """The program on a batch. Raises Untraced if it has none."""
-        return trace(self.loss, self.given(batch), self.variables(batch), watch)
+        made = trace(self.loss, self.given(batch), self.variables(batch), watch)
+        each = made.coefficients[self.moves]
+        made.tokens = list(each if self.is_packed else each[batch.mask.numpy()])
+        return made
 
     def formulas(self, batch: Batch) -> list[Any]:
         """The coefficients of tokens, as formulas. Raises Untraced if there are none."""
         made = self.programs.get(batch) or self.traced(batch)
         if isinstance(made, Untraced):
             raise made
-        return self.of_tokens(made, batch)
-
-    def of_tokens(self, made: Traced, batch: Batch) -> list[Any]:
-        """The coefficients of tokens of a program."""
-        each = made.coefficients[self.moves]
-        return list(each if self.is_packed else each[batch.mask.numpy()])
+        return made.tokens
 
     @cached_property
     def structures(self) -> list[Batch]:
@@ -262,7 +264,7 @@ class Function:
             other = drawn(0, batch.lengths, 0.3, groups=[r.group for r in batch.rows])
             try:
                 made = self.traced(batch)
-                mine = evaluate(self.of_tokens(made, batch), numbers_of(other, self.per_token))
+                mine = evaluate(made.tokens, numbers_of(other, self.per_token))
                 right = self.evaluate(other).coefficients
                 close = TRACED * np.abs(right).max(initial=0) + ROUNDING
                 is_right = bool((np.abs(np.array(mine, float) - right) <= close).all())
@@ -280,6 +282,12 @@ class Function:
         return next((str(p).splitlines()[0] for p in self.programs.values() if isinstance(p, Untraced)), "")
 
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
+        """The loss and the gradient; properties ask for those of one batch many times."""
+        if (batch, dtype) not in self._found:
+            self._found[batch, dtype] = self._evaluated(batch, dtype)
+        return self._found[batch, dtype]
+
+    def _evaluated(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
         loss, gradients = self._gradients(given, {self.moves})
         coefficients = -gradients.get(self.moves, torch.zeros_like(given[self.moves])).double()
@@ -292,7 +300,7 @@ class Function:
     def halves(self, batch: Batch) -> set[torch.dtype]:
         """The dtypes of 16 bits to which the function rounds numbers of float64 inputs."""
         with Halves() as seen:
-            self.evaluate(batch)
+            self._evaluated(batch)
         return seen.found
 
     def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -321,12 +329,10 @@ class Function:
         if not self.reads_advantages:
             return False
         b = drawn(0, (4, 4, 4, 4), 0.1).on_policy()  # no place is padded, or padded ones would be standardised too
-
-        def found(k: float, c: float) -> Floats:
-            changed = tuple(replace(r, advantage=k * r.advantage + c) for r in b.rows)
-            return self.evaluate(replace(b, rows=changed)).coefficients
-
-        one, two, turned = found(1, 0), found(2, 3), found(-1, 0)
+        one, two, turned = (
+            self.evaluate(b.mapped(lambda r, k=k, c=c: replace(r, advantage=k * r.advantage + c))).coefficients
+            for k, c in ((1, 0), (2, 3), (-1, 0))
+        )
         same = 1e-4 * np.abs(one).max()  # functions write ÷ (std + 1e-6)
         return bool(np.abs(one - two).max() <= same < np.abs(one - turned).max())
 
@@ -337,7 +343,7 @@ class Function:
         errors: list[AuditError] = []
         for self.mask_is_bool, self.per_token in itertools.product((False, True), (False, True)):
             try:
-                first = self.evaluate(batch)
+                first = self._evaluated(batch)
                 break
             except AuditError as error:
                 errors.append(error)
@@ -349,13 +355,13 @@ class Function:
                 required="finite losses and gradients of finite inputs",
                 remedy="log-probs are in nats and below 0, the mask is 1 at tokens: see how the function reads them",
             )
-        if not first.coefficients.any() and not self.evaluate(batch.on_policy()).coefficients.any():
+        if not first.coefficients.any() and not self._evaluated(batch.on_policy()).coefficients.any():
             raise AuditError(
                 f"the loss of '{self.name}' has no gradient in the {self.moves.replace('log_', 'log-')}",
                 required=f"a loss that is differentiable in {self.moves}",
                 remedy="does it detach them, call .item(), or run under no_grad?",
             )
-        again = self.evaluate(batch)
+        again = self._evaluated(batch)
         if again.value != first.value or not np.array_equal(again.coefficients, first.coefficients):
             raise AuditError(
                 f"'{self.name}' gives {first.value!r}, and then {again.value!r} for the same inputs",
@@ -451,7 +457,3 @@ def name_of(call: Any) -> str:
     name = str(getattr(call, "__name__", "the function"))
     code = getattr(call, "__code__", None)
     return name if name != "<lambda>" or code is None else f"the lambda in line {code.co_firstlineno}"
-
-
-def _shapes(given: Mapping[str, Tensor]) -> str:
-    return listed(f"{role} {list(t.shape)}" for role, t in given.items())

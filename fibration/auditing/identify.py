@@ -100,15 +100,6 @@ def filled(batch: Batch, at: Mapping[Atom, Floats], i: int) -> Batch:
     return replace(batch, rows=tuple(row(r, given) for r, given in enumerate(batch.rows)))
 
 
-def sample(function: Function, batch: Batch, made: Sequence[Any] | None, n: int, bounds: Sequence[float]) -> Sample:
-    """The coefficients at points: those of the program `made`, or of calls where there is none."""
-    at = points(batch, function.per_token, n if made else POINTS, bounds)
-    if made is not None:
-        return Sample(batch, at, values_of(made, at, (n,)))
-    each = [function.evaluate(filled(batch, at, i)).coefficients for i in range(POINTS)]
-    return Sample(batch, at, np.stack(each, axis=1))
-
-
 def constants(formulas: Sequence[Any]) -> set[float]:
     """Numbers of formulas: factors, bounds, and factors beside others."""
     found: set[Any] = set()
@@ -171,11 +162,11 @@ class Search:
         draw: Draw,
     ) -> None:
         self.reference, self.fixed, self.all, self.draw = reference, fixed, all_, draw
-        self.spaces: dict[Slot, list[float]] = {}
+        self.spaces, each = dict[Slot, list[float]](), np.array(numbers)
         for p in reference.hierarchy.parameters.values():
             for channel in () if p.name in fixed else ("+", "-") if p.per_channel else ("",):
                 default = p.default[channel] if isinstance(p.default, Mapping) else p.default
-                inside = (v for v in numbers if not p.is_outside(np.array([v])).any())
+                inside = each[~p.is_outside(each)].tolist()
                 near = [v for v in inside if default is None or default / WIDE <= v <= default * WIDE]
                 self.spaces[p.name, channel] = list(dict.fromkeys([*([default] * (default is not None)), *near])) or [1]
         self.ask(all_[:1])
@@ -363,14 +354,20 @@ class Compared:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.programs = {b: function.of_tokens(p, b) for b, p in function.programs.items() if isinstance(p, Traced)}
+        self.programs = {b: p.tokens for b, p in function.programs.items() if isinstance(p, Traced)}
         seen = {b: list(p.seen) for b, p in function.programs.items() if isinstance(p, Untraced)}
         read = ([(b, some) for b, made in of.items() if (some := constants(made))] for of in (self.programs, seen))
         exact, self.numbers = guesses(next(filter(None, read), []))
         self.samples = [self._sample(b, POINTS, bounds_of(exact)) for b in function.structures]
 
     def _sample(self, batch: Batch, n: int, bounds: Sequence[float]) -> Sample:
-        return sample(self.function, batch, self.programs.get(batch), n, bounds)
+        """The coefficients at points: those of the program, or of calls where there is none."""
+        made = self.programs.get(batch)
+        at = points(batch, self.function.per_token, n if made else POINTS, bounds)
+        if made is not None:
+            return Sample(batch, at, values_of(made, at, (n,)))
+        each = [self.function.evaluate(filled(batch, at, i)).coefficients for i in range(POINTS)]
+        return Sample(batch, at, np.stack(each, axis=1))
 
     def search(self, reference: Reference, fixed: Mapping[str, Any]) -> Search:
         return Search(reference, fixed, self.samples, self.numbers, self._sample)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fibration.auditing.batch import OLD, UNDER, Batch, Floats, Padding, Row, drawn, on_policy, probe, small, steps
+from fibration.auditing.counts import COUNTS, NORMALISERS, OF_BATCH, SUM, WIDTH, Powers, multiples, products
 from fibration.auditing.formula import Untraced, free
 from fibration.auditing.function import Found, Function
 from fibration.auditing.record import Traced
@@ -149,8 +150,8 @@ def reads(f: Function) -> Finding | None:
 def inputs(f: Function) -> Finding | None:
     """Inputs stay as they are; views are as good as copies; backward may be called twice."""
     usual = drawn(5, (2, 1), 0.2, padding=Padding(value=-0.7))
-    far = usual.scaled(30.0)  # a clamp in place changes large numbers
-    far = replace(far, rows=tuple(replace(r, advantage=30 * r.advantage, reward=30 * r.reward) for r in far.rows))
+    far = usual.mapped(lambda r: replace(r, advantage=30 * r.advantage, reward=30 * r.reward))
+    far = far.mapped(lambda r: r.mapped(lambda v: tuple(30 * x for x in v)))  # a clamp in place changes large numbers
     for b in (far, usual):
         given = f.given(b)
         before = {r: t.clone() for r, t in given.items()}
@@ -180,6 +181,10 @@ def inputs(f: Function) -> Finding | None:
 def finite(f: Function) -> Finding:
     """Ratios of e²⁰ and e⁻²⁰ give finite losses and gradients, in float32 too."""
 
+    def moved(log_ratios: Iterable[float], b: Batch) -> Batch:
+        left = iter(log_ratios)
+        return b.mapped(lambda r: replace(r, log_probs=tuple(x + next(left) for x in r.old_log_probs)))
+
     def breaks(b: Batch) -> bool:
         return f.evaluate(b.on_policy()).is_finite and not all(
             f.evaluate(b, dtype).is_finite for dtype in (torch.float64, torch.float32)
@@ -189,14 +194,14 @@ def finite(f: Function) -> Finding:
     if f.moves == "values":
         wrong, right = "a value that is 12 or 20 from the old one", "values that are 20 from the old ones"
     places = ([20.0, 0.1], [-20.0, 0.1], [12.0, -12.0])
-    far = [drawn(8, lengths, 0.0).moved(np.array(x)) for x in places for lengths in ((2,), (1, 1))]
-    far += [replace(b, rows=tuple(replace(r, advantage=-r.advantage) for r in b.rows)) for b in far]
+    far = [moved(x, drawn(8, lengths, 0.0)) for x in places for lengths in ((2,), (1, 1))]
+    far += [b.mapped(lambda r: replace(r, advantage=-r.advantage)) for b in far]
     if at := first_failure(f, breaks, tuple(far)):
         return Finding("finite", "fails", f"{wrong} makes the loss NaN or infinite", at)
 
     def with_numbers(b: Batch, step: float) -> Batch:
-        numbers = [1.0 + step * i for i in range(len(b.rows))]
-        return replace(b, rows=tuple(replace(r, advantage=n, reward=n) for r, n in zip(b.rows, numbers, strict=True)))
+        numbers = itertools.count(1.0, step)
+        return b.mapped(lambda r: replace(r, advantage=(n := next(numbers)), reward=n))
 
     def is_flat(b: Batch) -> bool:
         equal, other = (f.evaluate(with_numbers(b, step)) for step in (0.0, -1.0))
@@ -263,36 +268,15 @@ def engine(f: Function) -> Finding | None:
 # ------------------------------------------------------------ what tells losses apart
 
 EXCHANGED = "k3 with the policy and the reference exchanged"
-# What μ may be a product of: numbers of the batch, of the token's row, and of its prompt group.
-WIDTH = "width of the padded batch"
-COUNTS = ("rows", "tokens", WIDTH, "prompt groups", "the row's tokens", "the group's tokens", "the group's rows")
-OF_BATCH = 4  # so many are of the batch
-SUM = "the sum over all tokens"
-# What such a product is called, by the exponents.
-NORMALISERS: dict[tuple[int, ...], str] = {
-    (0, -1, 0, 0, 0, 0, 0): "the mean over all tokens",
-    (-1, 0, 0, 0, -1, 0, 0): "the mean over rows of each row's mean",
-    (-1, 0, 0, 0, 0, 0, 0): "the sum of each row, averaged over rows",
-    (0, 0, 0, 0, 0, 0, 0): SUM,
-    (0, 0, 0, 0, -1, 0, 0): "each row's mean, summed",
-    (-1, 0, -1, 0, 0, 0, 0): f"{SUM} ÷ all places of the padded batch, rows × width",
-    (0, 0, -1, 0, 0, 0, 0): f"{SUM} ÷ the width of the padded batch",
-    (0, 0, 0, -1, 0, -1, 0): "the mean over prompt groups of the mean over their tokens",
-    (0, 0, 0, -1, -1, 0, -1): "the mean over prompt groups of the mean over their rows of each row's mean",
-}
 
 
-def _share(exponents: tuple[int, ...]) -> str:
+def _share(powers: Powers) -> str:
     """By what the loss of a micro-batch is multiplied, so that the losses add up to the batch's."""
-    if exponents[:OF_BATCH] == (-1, 0, -1, 0):
+    of_batch = {OF_BATCH[n]: p for n, p in powers.items() if n in OF_BATCH}
+    if of_batch == {OF_BATCH["rows"]: -1, WIDTH: -1}:
         return "its share of the places of the padded batch, rows × width"
-    shares = []
-    for what, e in zip(COUNTS[:OF_BATCH], exponents[:OF_BATCH], strict=True):
-        if e > 0:
-            shares.append(f"the batch's {what} ÷ its own")
-        elif e < 0:
-            shares.append("its width ÷ that of the batch" if what == WIDTH else f"its share of the {what}")
-    return " and ".join(shares) or "nothing"
+    over = {what: f"its share of the {what}" for what in of_batch} | {WIDTH: "its width ÷ that of the batch"}
+    return " and ".join(over[n] if p < 0 else f"the batch's {n} ÷ its own" for n, p in of_batch.items()) or "nothing"
 
 
 def first_update(f: Function) -> Finding | None:
@@ -303,18 +287,17 @@ def first_update(f: Function) -> Finding | None:
         text = "the function standardises advantages over the rows of each call: each micro-batch has its own mean"
         return Finding("first_update", "note", text)
 
-    def differs(b: Batch, rows: Iterable[Row], times: float = 1.0) -> bool:
-        once, changed = (f.evaluate(x).coefficients for x in (b, replace(b, rows=tuple(rows))))
+    def differs(b: Batch, change: Callable[[Row], Row], times: float = 1.0) -> bool:
+        once, changed = (f.evaluate(x).coefficients for x in (b, b.mapped(change)))
         is_nan = not np.isfinite(once).all()  # which other findings say
         return not is_nan and not is_close(times * once, changed, float(np.abs(once).max(initial=0)))
 
     def moves(b: Batch) -> bool:
-        b = b.on_policy()
-        return differs(b, (r.mapped(lambda v: tuple(1.3 * x - 0.1 for x in v)) for r in b.rows))
+        return differs(b.on_policy(), lambda r: r.mapped(lambda v: tuple(1.3 * x - 0.1 for x in v)))
 
     def bends(b: Batch) -> bool:
         b = b.on_policy()
-        return any(differs(b, [replace(r, advantage=k * r.advantage) for r in b.rows], k) for k in (2.0, -1.0))
+        return any(differs(b, lambda r, k=k: replace(r, advantage=k * r.advantage), k) for k in (2.0, -1.0))  # type: ignore[misc]
 
     said = "at ratio 1 the gradient is not μ·A"
     if at := first_failure(f, moves, on_policy()):
@@ -351,31 +334,13 @@ def _aims(f: Function) -> Callable[[Batch], Floats] | None:
     return None
 
 
-def _at_ratio_1(b: Batch) -> Batch:
-    """The batch with the old policy's log-probs for the current one, which alone is moved."""
-    return replace(b, rows=tuple(replace(r, log_probs=r.old_log_probs) for r in b.rows))
-
-
-def _measured(f: Function, batches: Iterable[Batch], aims: Callable[[Batch], Floats]) -> tuple[Floats, Floats]:
-    """`μ` of every token that something pushes, and what it may be a product of: `COUNTS`, `[tokens, 7]`."""
-    mu, counts = list[float](), list[tuple[int, ...]]()
-    for b in batches:
-        rows = [(row.group, n) for row, n in zip(b.rows, b.lengths, strict=True)]
-        of_batch = len(rows), b.tokens, max(b.lengths), len({g for g, _ in rows})
-        alike = {group: [n for g, n in rows if g == group] for group, _ in rows}
-        of_rows = [(*of_batch, n, sum(alike[g]), len(alike[g])) for g, n in rows]
-        for c, by, row in zip(f.evaluate(b).coefficients, aims(b), b.row_of_token, strict=True):
-            if abs(by) > CLOSE:
-                mu.append(c / by)
-                counts.append(of_rows[row])
-    return np.array(mu), np.array(counts, float)
-
-
 def normaliser(f: Function) -> Finding | None:
     """What the loss divides by, and by what the loss of each micro-batch is multiplied."""
     if (aims := _aims(f)) is None:
         return None  # then there is no μ
-    batches = on_policy() if f.reads_advantages else tuple(_at_ratio_1(b) for b in small())
+    batches = on_policy()
+    if not f.reads_advantages:  # the current policy alone is moved
+        batches = tuple(b.mapped(lambda r: replace(r, log_probs=r.old_log_probs)) for b in small())
 
     def uneven(b: Batch) -> bool:
         if not aims(b).all():
@@ -384,24 +349,27 @@ def normaliser(f: Function) -> Finding | None:
         sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
         return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, sums / np.array(b.lengths)))
 
-    mu, counts = _measured(f, batches, aims)
-    read = [(0, -1, 1) if "group_ids" in f.roles or "group" not in what else (0,) for what in COUNTS]
-    products = set(itertools.product(*read))
-    others = sorted(products - NORMALISERS.keys(), key=lambda e: sum(map(abs, e)))
-    for e in (*(e for e in NORMALISERS if e in products), *others):
-        k = mu / np.prod(counts**e, axis=1)
-        is_product = np.abs(k - k[0]).max() <= MU * abs(k[0])  # NaN is none
-        is_one, is_known = abs(k[0] - 1) < MU, e in NORMALISERS
-        if not is_product or not (is_one or is_known):
-            continue
-        times, over = ([what for what, n in zip(COUNTS, e, strict=True) if n == sign] for sign in (1, -1))
-        words = NORMALISERS.get(e, " ÷ ".join([" × ".join([SUM, *times]), *over]))
-        text = f"μ is {words}{'' if is_one else f' × {k[0]:.6g}'}; multiply the loss of a micro-batch by {_share(e)}"
-        if not is_one and (f.reads_advantages or k[0] < 0):  # a critic or a teacher has a factor of its own
+    pushed = [
+        (c / by, b.counts(row))
+        for b in batches
+        for c, by, row in zip(f.evaluate(b).coefficients, aims(b), b.row_of_token, strict=True) if abs(by) > CLOSE
+    ]  # fmt: skip
+    mu, counts = np.array([k for k, _ in pushed]), {n: np.array([c[n] for _, c in pushed], float) for n in COUNTS}
+    read = [n for n in COUNTS if "group_ids" in f.roles or "group" not in n]
+    named = {words: e for words, e in NORMALISERS.items() if {*e} <= {*read}}
+    others = [e for e in products(read, len(read)) if e not in named.values()]
+    first, more = (multiples(mu, counts, [(e, "", 0.0) for e in some], MU) for some in (named.values(), others))
+    if found := next(itertools.chain(first, ((k, e) for k, e in more if abs(k - 1) < MU)), None):
+        k, (e, *_) = found
+        is_one, known = abs(k - 1) < MU, next((words for words, same in named.items() if same == e), "")
+        times, over = ([COUNTS[n] for n, p in e.items() if p == sign] for sign in (1, -1))
+        words = known or " ÷ ".join([" × ".join([SUM, *times]), *over])
+        text = f"μ is {words}{'' if is_one else f' × {k:.6g}'}; multiply the loss of a micro-batch by {_share(e)}"
+        if not is_one and (f.reads_advantages or k < 0):  # a critic or a teacher has a factor of its own
             return Finding("normaliser", "fails", text, batches[0])
-        of_groups = any(e[OF_BATCH + 1 :])
-        at = None if is_known or of_groups else first_failure(f, uneven, batches)
-        return Finding("normaliser", "fails" if at else "holds" if is_known else "note", text, at)
+        of_groups = bool({*e} & {"group", "rows of the group"})
+        at = None if known or of_groups else first_failure(f, uneven, batches)
+        return Finding("normaliser", "fails" if at else "holds" if known else "note", text, at)
 
     if not f.reads_advantages:
         lead = "returns − values" if f.moves == "values" else "log π_teacher − log π. Is that not detached?"
@@ -455,7 +423,7 @@ def baseline(f: Function) -> Finding | None:
         k = float(found @ a / (a @ a))
         if _is_near(k * a, found):  # functions write ÷ (std + 1e-6), or 1e-4
             if words == OF_ALL:  # which differs from standardised rewards by one factor
-                twice = f.evaluate(replace(b, rows=tuple(replace(row, reward=2 * row.reward) for row in b.rows)))
+                twice = f.evaluate(b.mapped(lambda row: replace(row, reward=2 * row.reward)))
                 words = "the rewards standardised over all" if _is_near(twice.coefficients, found) else words
             text = f"advantages are {'' if k > 0 else 'minus '}{words}"
             if "their group" in words and "others" not in words and (at := first_failure(f, pushes_alone, (alone,))):
@@ -477,7 +445,26 @@ def slope(f: Function, x: Floats, sign: float) -> Floats:
     return found.coefficients[: len(x)] * len(signs) * sign
 
 
+Gradient = Callable[[Floats], Floats]  # of rows of one token, by their log ratios or values
 BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
+
+
+def _stops(gradient: Gradient, x: Floats, outward: NDArray[np.bool_]) -> dict[str, tuple[Floats, float]]:
+    """Where a gradient is 0, outward and inward: all these log ratios or values, and the bound nearest to 0.
+
+    Two rows are asked together, since functions divide by a deviation over rows.
+    """
+    stopped, found = gradient(x) == 0, {}
+    for name, way in (("outward", outward), ("inward", ~outward)):
+        if (stopped & way).any():
+            order = np.flatnonzero(way)[np.argsort(np.abs(x[way]))]
+            first = int(np.argmax(stopped[order]))
+            closed, open_ = x[order[first]], x[order[first - 1]] if first else 0.0
+            for _ in range(40):
+                middle = (closed + open_) / 2
+                closed, open_ = (middle, open_) if gradient(np.array([middle, middle]))[0] == 0 else (closed, middle)
+            found[name] = x[stopped & way], float(closed)
+    return found
 
 
 def _sides_of_values(f: Function) -> Finding:
@@ -486,18 +473,16 @@ def _sides_of_values(f: Function) -> Finding:
     def valued(x: Floats, sign: float) -> Batch:
         """Values `x` above the old ones, and returns that are far above them, or below."""
         there = (OLD + 4 * sign,)
-        return Batch(tuple(replace(r, rollout_log_probs=there) for r in probe(x, np.ones(len(x))).rows))
+        return probe(x, np.ones(len(x))).mapped(lambda r: replace(r, rollout_log_probs=there))
 
     x, edges, gone = steps(3.0), dict[str, float](), False
     for sign, where in ((1.0, "above"), (-1.0, "below")):
-        stopped, nearer = f.evaluate(valued(x, sign)).coefficients == 0, x * sign > 0
-        if stopped[~nearer].any() and not stopped[nearer].any():
+        found = _stops(lambda y, s=sign: f.evaluate(valued(y, s)).coefficients, x, x * sign > 0)  # type: ignore[misc]
+        if {*found} == {"inward"}:
             text = "a bound stops values that have left their returns, and none that have come nearer: min for max?"
-            return Finding("sides", "fails", text, valued(x[stopped & ~nearer][:1], sign))
-        gone |= bool(stopped[~nearer].any())
-        if stopped[nearer].any():
-            of = partial(lambda s, y: f.evaluate(valued(y, s)).coefficients, sign)
-            edges[where] = abs(_edge(of, x[nearer], stopped[nearer]))
+            return Finding("sides", "fails", text, valued(found["inward"][0][:1], sign))
+        gone |= "inward" in found
+        edges |= {where: abs(found["outward"][1])} if found else {}
     if not edges:
         return Finding("sides", "holds", "no bound stops a value that has moved by up to 3")
     said = [f"{v:.6g} where they are {where}" for where, v in edges.items()]
@@ -517,26 +502,23 @@ def sides(f: Function) -> Finding | None:
         return None
     x, said, both, never = steps(3.0), list[str](), list[str](), list[str]()  # further out, soft gates are rounded to 0
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
-        c = slope(f, x, a)
+        c, outward = slope(f, x, a), x * a > 0
         if not np.isfinite(c).all():
             continue
-        outward, stopped, against = x * a > 0, c == 0, c < -1e-9 * np.abs(c).max()
-        if stopped.all():
+        if not c.any():
             never.append(sign)
             continue
-        if stopped[~outward].any() and not stopped[outward].any():
+        found, against = _stops(partial(slope, f, sign=a), x, outward), c < -1e-9 * np.abs(c).max()
+        if {*found} == {"inward"}:
             text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out: max for min"
-            at = _row_at(f, x[stopped & ~outward], a)
+            at = _row_at(f, found["inward"][0], a)
             return Finding("sides", "fails", f"{text}, or a clip on the wrong side?", at)
         if (against & ~outward).any():
             text = f"with A {sign}, a token is pushed further out against its advantage"
             return Finding("sides", "fails", text, _row_at(f, x[against & ~outward], a))
-        edges = {}
-        for way, name in ((outward, "outward"), (~outward, "inward")):
-            if stopped[way].any():
-                edges[name] = _edge(partial(slope, f, sign=a), x[way], stopped[way])
-                said.append(f"{name} ones with A {sign} at the ratio {np.exp(edges[name]):.6g}")
-        if len(edges) == 2 and abs(edges["inward"]) < 2 * abs(edges["outward"]):  # the bound of a dual clip is further
+        said += [f"{way} ones with A {sign} at the ratio {np.exp(edge):.6g}" for way, (_, edge) in found.items()]
+        # the bound of a dual clip is further
+        if len(found) == 2 and abs(found["inward"][1]) < 2 * abs(found["outward"][1]):
             both.append(f"with A {sign} a bound also stops ratios on their way back to 1, {BACK}")
     if len(never) == 2:
         return Finding("sides", "note", "not seen: rows of one token get no gradient")
@@ -551,23 +533,6 @@ def sides(f: Function) -> Finding | None:
     return Finding("sides", "note", "; ".join([stops, *both])) if both else Finding("sides", "holds", stops)
 
 
-def _edge(gradient: Callable[[Floats], Floats], x: Floats, stopped: NDArray[np.bool_]) -> float:
-    """The log ratio, or the value, nearest to 0 at which the gradient becomes 0.
-
-    Two rows are asked together, since functions divide by a deviation over rows.
-    """
-    order = np.argsort(np.abs(x))
-    first = int(np.argmax(stopped[order]))
-    closed, open_ = x[order[first]], x[order[first - 1]] if first else 0.0
-    for _ in range(40):
-        middle = (closed + open_) / 2
-        if gradient(np.array([middle, middle]))[0] == 0:
-            closed = middle
-        else:
-            open_ = middle
-    return float(closed)
-
-
 def _row_at(f: Function, x: Floats, a: float) -> Batch:
     """The row of the first of these log ratios; where advantages are standardised, with one of the other sign."""
     return probe(np.full(1 + f.whitens, x[0]), np.array([a, -a][: 1 + f.whitens]))
@@ -579,7 +544,7 @@ def reference(f: Function) -> Finding | None:
         return None
 
     def still(b: Batch) -> Batch:
-        return replace(b, rows=tuple(replace(r, advantage=0.0, reward=0.0) for r in b.on_policy().rows))
+        return b.on_policy().mapped(lambda r: replace(r, advantage=0.0, reward=0.0))
 
     def pulls(b: Batch) -> bool:
         return bool((np.abs(f.evaluate(still(b)).coefficients) > 1e-12).any())
@@ -589,13 +554,12 @@ def reference(f: Function) -> Finding | None:
         return Finding("reference", "fails", text, still(at))
 
     def moved(y: Floats) -> Batch:
+        moves = iter(y.tolist())
         base = still(drawn(6, (1,) * len(y), 0.0, groups=[0] * len(y)))
-        moves = zip(base.rows, y, strict=True)
-        return replace(base, rows=tuple(replace(r, ref_log_probs=(float(r.log_probs[0] - d),)) for r, d in moves))
+        return base.mapped(lambda r: replace(r, ref_log_probs=(r.log_probs[0] - next(moves),)))
 
     def other(b: Batch) -> Batch:
-        rows = (replace(r, ref_log_probs=tuple(x - 0.37 for x in r.ref_log_probs)) for r in b.rows)
-        return replace(b, rows=tuple(rows))
+        return b.mapped(lambda r: replace(r, ref_log_probs=tuple(x - 0.37 for x in r.ref_log_probs)))
 
     y = np.array([-1.0, -0.3, 0.4, 1.2])
     c = f.evaluate(moved(y)).coefficients

@@ -117,7 +117,15 @@ ORDERED = ("sort", "argsort", "topk", "argmax", "argmin", "median", "kthvalue", 
 BY_CONDITION = ("index", "index_put", "_index_put_impl", "masked_select", "nonzero", "masked_scatter", "_unsafe_index")
 
 
-class Recorder(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A mode that torch does not import its compiler for, which takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Recorder(Mode):
     """Formulas beside the numbers of tensors. `decisions`: of the first conditions; numbers decide the others.
 
     `watch` is called with the formulas that an operator makes, and with a condition that has to be decided.
@@ -270,7 +278,7 @@ def objects(values: Any) -> Any:
     return found
 
 
-class Halves(TorchDispatchMode):
+class Halves(Mode):
     """`found`: dtypes of 16 bits to which numbers are rounded."""
 
     def __init__(self) -> None:
@@ -308,11 +316,12 @@ class _Escapes(TorchFunctionMode):
 
 @dataclass
 class Traced:
-    """The loss and, by role, `−∂loss/∂input`, as formulas of the inputs."""
+    """The loss and, by role, `−∂loss/∂input`, as formulas of the inputs. `tokens`: of what moves, at tokens alone."""
 
     loss: Any
     coefficients: dict[str, Any]
     guards: list[tuple[Atom, bool]] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
 
 
 @np.errstate(all="ignore")  # of infinities that a function makes and drops
@@ -326,11 +335,11 @@ def trace(
     found: list[Traced] = []
     todo: list[tuple[bool, ...]] = [()]
     while todo:
-        if len(found) == PATHS or (found and len(found[0].guards) > DEEP):
+        if len(found) + len(todo) > PATHS or (found and len(found[0].guards) > DEEP):
             error = Untraced(f"it has more than {PATHS} paths")
             error.seen = list(next(iter(found[0].coefficients.values())).flat)  # of the argument that moves
             raise error
-        prefix = todo.pop()
+        prefix = todo.pop(0)  # the shortest first, since most others follow from it: too many are known soon
         found.append(_path(loss, given, names, Recorder(prefix, watch)))
         ways = [way for _, way in found[-1].guards]
         todo += [(*ways[:k], not ways[k]) for k in range(len(prefix), len(ways))]

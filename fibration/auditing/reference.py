@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +19,8 @@ from fibration.auditing.function import Found, Function, numbers_of
 from fibration.auditing.record import POINTWISE, objects
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
-from fibration.compiler.ir import BATCH, Const, Detach, Input, Key, Map, Node, Pull, Push, Quantile, Scalar, Scan
+from fibration.compiler.interpret import interpret, value_of
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Key, Map, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, HierarchyIndexError
@@ -34,8 +37,8 @@ ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs", "te
 EPSILON = "epsilon_std"  # what is added to a deviation of rewards
 LABELLED = {"prompt_group"}  # strata whose labels are `group_ids`
 MEANING: dict[str, Callable[..., Any]] = {
-    "add": f.add, "sub": f.sub, "mul": f.mul, "div": f.div, "neg": f.neg, "lt": f.less, "and": f.both, "or": f.either,
-    "not": f.negate, "select": f.choose, "stop": lambda a: a, "exp": f.exp, "log": f.log,
+    "const": number, "add": f.add, "sub": f.sub, "mul": f.mul, "div": f.div, "neg": f.neg, "lt": f.less,
+    "and": f.both, "or": f.either, "not": f.negate, "select": f.choose, "stop": lambda a: a, "exp": f.exp, "log": f.log,
     **{op: POINTWISE[op] for op in ("le", "expm1", "log1p", "sigmoid", "sqrt", "tanh", "softplus", "atan")},
 }  # fmt: skip
 
@@ -78,114 +81,6 @@ def _makes_advantages(h: Hierarchy, function: Function) -> bool:
     return function.reads_rewards or (of_log_probs and not function.reads_advantages)
 
 
-@functools.lru_cache(128)
-def programs(h: Hierarchy) -> tuple[Program, Program | None]:
-    """What computes the objective and its coefficients, and what makes advantages of rewards. No law is asked."""
-    base = lower(h)
-    (leaf,) = base.leaves
-    moving = {Key("coefficients"): tuple(base.token_input(kind, leaf) for kind in ("log_ratio", "log_prob"))}
-    both = adjoint(base, {Key("objective"): Const(1.0, BATCH)}, moving, drops_tokens(h))
-    wanted = {key: both.outputs[key] for key in (Key("objective"), Key("coefficients"))}
-    made = advantages(h).get("advantages")
-    if made is not None:
-        made = from_log_ratios(replace(made, outputs={Key("advantages"): made.outputs[Key("advantages")]}))
-    return from_log_probs(replace(both, outputs=wanted)), made
-
-
-@functools.lru_cache(128)
-def indexed(h: Hierarchy, lengths: tuple[int, ...], groups: tuple[int, ...], from_rewards: bool) -> Index | None:
-    """The index of a batch; None if the loss does not take it, such as a group of one row."""
-    labels: dict[str, Any] = {s.name: list(groups) for s in (*h.strata, *h.groups) if s.name in LABELLED}
-    try:
-        index = build_index(h, labels, offsets=np.cumsum([0, *lengths]))
-    except HierarchyIndexError:
-        return None
-    return None if from_rewards and index.refuses_rewards is not None else index
-
-
-@functools.lru_cache(128)
-def formulas(
-    h: Hierarchy, lengths: tuple[int, ...], groups: tuple[int, ...], from_rewards: bool, per_token: bool
-) -> tuple[Any, Any] | None:
-    """The coefficients of tokens, and the loss; parameters are variables. None if the loss does not take the batch."""
-    index = indexed(h, lengths, groups, from_rewards)
-    if index is None or not sum(lengths):
-        return None
-    objective, made = programs(h)
-    places = [(row, t) for row, n in enumerate(lengths) for t in range(n)]
-    role = "rewards" if from_rewards else "advantages"
-    given = [single(atom("var", role, *(p if per_token else p[:1]))) for p in places]
-    if from_rewards:
-        assert made is not None
-        given = list(_run(made, index, lambda node: _read(node, made, index, places, given))[Key("advantages")])
-    found = _run(objective, index, lambda node: _read(node, objective, index, places, given))
-    return list(found[Key("coefficients")]), f.neg(found[Key("objective")][0])
-
-
-def _read(node: Any, program: Program, index: Index, places: list[tuple[int, int]], given: list[Any]) -> Any:
-    size = index.size[node.over]
-    if node.kind in ("advantage", "reward"):
-        leaf = program.leaves[0]
-        parent = range(size) if node.over == leaf else index.parent(leaf, node.over).tolist()
-        return objects([v for _, v in sorted(dict(zip(parent, given, strict=True)).items())])
-    if node.kind == "parameter":
-        return objects([single(atom("var", "parameter", *node.key))] * size)
-    if node.kind == "count":
-        return objects([number(float(n)) for n in np.broadcast_to(index.count(*node.key).numpy(), (size,))])
-    of = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}
-    role = ARGUMENT_OF[node.key[0]] if node.kind == "policy_log_prob" else of.get(node.kind)
-    if role is None:
-        raise BatchError(f"the loss reads {node.word}, which no batch of an audit has")
-    return objects([single(atom("var", role, *p)) for p in places])
-
-
-def _run(program: Program, index: Index, read: Callable[[Any], Any]) -> dict[Key, Any]:
-    """A program of the IR on vectors of formulas."""
-    values: dict[Node, Any] = {}
-    for node in program.nodes():
-        values[node] = read(node) if isinstance(node, Input) else _value(node, values, index)
-    return {k: values[v] for k, v in program.outputs.items()}
-
-
-def _value(node: Node, values: dict[Node, Any], index: Index) -> Any:
-    if isinstance(node, Const):
-        return objects([number(node.value)] * index.size[node.over])
-    if isinstance(node, Map):
-        return objects([_body(node.body, each) for each in zip(*(values[v] for v in node.inputs), strict=True)])
-    if isinstance(node, Detach):
-        return values[node.operand]
-    if isinstance(node, Pull):
-        return values[node.operand][index.parent(node.source, node.target).numpy()]
-    if not isinstance(node, (Push, Quantile, Scan)):
-        raise BatchError(f"{type(node).__name__} has no formula here")
-    source, x = (node.source, node.operands[0]) if isinstance(node, Push) else (node.sources[0], node.values[0])
-    parent, x = index.parent(source, node.target).numpy(), values[x]
-    over = [list(x[parent == b]) for b in range(index.size[node.target])]
-    if isinstance(node, Push):
-        return objects([f.add(*v) if node.reduce == "sum" else functools.reduce(f.maximum, v) for v in over])
-    if isinstance(node, Quantile):
-        return objects([f.apply("quantile", level, *v) for level, v in zip(values[node.level], over, strict=True)])
-    found, before = np.empty(len(x), object), dict[int, Any]()
-    order = np.argsort(index.places(source).numpy())
-    for i in order if node.forward else order[::-1]:
-        found[i] = before.get(parent[i], 0)
-        before[parent[i]] = f.mul(values[node.discount][0], f.add(found[i], x[i]))
-    return found
-
-
-def _body(body: Scalar, inputs: tuple[Any, ...]) -> Any:
-    done: dict[Scalar, Any] = {}
-
-    def of(s: Scalar) -> Any:
-        if s not in done:
-            one = s.value or 0
-            leaf = inputs[int(one)] if s.op == "arg" else number(one)
-            done[s] = leaf if s.op in ("arg", "const") else MEANING[s.op](*map(of, s.args))
-        return done[s]
-
-    return of(body)
-
-
 def _with_epsilon(h: Hierarchy) -> Hierarchy:
     """What advantages add to a standard deviation, as a parameter: trainers add 1e-4, 1e-6 or 1e-8."""
 
@@ -208,19 +103,63 @@ class Reference:
     hierarchy: Hierarchy
     from_rewards: bool
     per_token: bool = False
+    _indexes: dict[Any, Index | None] = field(default_factory=dict, compare=False)
+    _made: dict[Any, tuple[Any, Any] | None] = field(default_factory=dict, compare=False)  # by rows and groups
 
     @classmethod
     def of(cls, h: Hierarchy, function: Function) -> Reference:
-        return cls(_with_epsilon(h), _makes_advantages(h, function), function.per_token)
+        return _known(h, _makes_advantages(h, function), function.per_token)
 
     @property
     def lacks_a_number(self) -> bool:
         """Whether a parameter has no default."""
         return any(p.default is None for p in self.hierarchy.parameters.values())
 
+    @cached_property
+    def programs(self) -> tuple[Program, Program | None]:
+        """What computes the objective and its coefficients, and what makes advantages of rewards. No law is asked."""
+        h = self.hierarchy
+        base = lower(h)
+        (leaf,) = base.leaves
+        moving = {Key("coefficients"): tuple(base.token_input(kind, leaf) for kind in ("log_ratio", "log_prob"))}
+        both = adjoint(base, {Key("objective"): Const(1.0, BATCH)}, moving, drops_tokens(h))
+        wanted = {key: both.outputs[key] for key in (Key("objective"), Key("coefficients"))}
+        made = advantages(h).get("advantages")
+        if made is not None:
+            made = from_log_ratios(replace(made, outputs={Key("advantages"): made.outputs[Key("advantages")]}))
+        return from_log_probs(replace(both, outputs=wanted)), made
+
+    def _index(self, batch: Batch) -> Index | None:
+        h, groups = self.hierarchy, tuple(r.group for r in batch.rows)
+        if (key := (batch.lengths, groups)) in self._indexes:
+            return self._indexes[key]
+        labels: dict[str, Any] = {s.name: list(groups) for s in (*h.strata, *h.groups) if s.name in LABELLED}
+        found = None
+        with suppress(HierarchyIndexError):  # such as of a group of one row
+            found = build_index(h, labels, offsets=np.cumsum([0, *batch.lengths])) if batch.tokens else None
+        refused = found is None or (self.from_rewards and found.refuses_rewards is not None)
+        self._indexes[key] = None if refused else found
+        return self._indexes[key]
+
     def formulas(self, batch: Batch) -> tuple[Any, Any] | None:
-        groups = tuple(r.group for r in batch.rows)
-        return formulas(self.hierarchy, batch.lengths, groups, self.from_rewards, self.per_token)
+        """The coefficients of tokens, and the loss; parameters are variables. None if the loss takes no such batch."""
+        key = batch.lengths, tuple(r.group for r in batch.rows)
+        if key not in self._made:
+            self._made[key] = self._outputs(batch, _on_formulas)
+        return self._made[key]
+
+    def _outputs(self, batch: Batch, run: Callable[..., Any]) -> tuple[list[Any], Any] | None:
+        """The coefficients and the loss, as `run` makes them of a program, its inputs and an index of the batch."""
+        if (index := self._index(batch)) is None:
+            return None
+        objective, made = self.programs
+        role = "rewards" if self.from_rewards else "advantages"
+        given = [single(atom("var", role, *(p if self.per_token else p[:1]))) for p in batch.places]
+        if self.from_rewards:
+            assert made is not None
+            given = run(made, _inputs(made, index, batch, given), index)[Key("advantages")]
+        found = run(objective, _inputs(objective, index, batch, given), index)
+        return list(found[Key("coefficients")]), f.neg(found[Key("objective")][0])
 
     def accepts(self, parameters: Mapping[str, Any]) -> bool:
         """Whether every parameter has a number within its bounds."""
@@ -239,12 +178,16 @@ class Reference:
 
     def evaluate(self, batch: Batch, parameters: Mapping[str, Any] = MappingProxyType({})) -> Found | None:
         """Its loss and coefficients; None if it does not take the batch or the parameters."""
-        made = self.formulas(batch) if self.accepts(parameters) else None
-        if made is None:
+        if not self.accepts(parameters):
             return None
         at = {**numbers_of(batch, self.per_token), **self.values(parameters)}
-        *coefficients, value = evaluate([*made[0], made[1]], at)
-        return Found(float(value), np.array(coefficients, float), np.zeros(0))
+
+        def on_numbers(program: Program, inputs: Mapping[Any, Any], index: Index) -> dict[Key, Any]:
+            given: dict[Any, Any] = {node: evaluate(v, at) for node, v in inputs.items()}
+            return interpret(program, given, index.sizes(program.edges))
+
+        made = self._outputs(batch, on_numbers)
+        return None if made is None else Found(float(made[1]), np.array(made[0], float), np.zeros(0))
 
     def values(self, parameters: Mapping[str, Any]) -> dict[Any, Any]:
         """Numbers of the variables of its parameters."""
@@ -255,3 +198,68 @@ class Reference:
                 value = given[channel] if isinstance(given, Mapping) else given
                 found[atom("var", "parameter", p.name, channel)] = value
         return found
+
+
+@functools.lru_cache(256)
+def _known(h: Hierarchy, from_rewards: bool, per_token: bool) -> Reference:
+    return Reference(_with_epsilon(h), from_rewards, per_token)
+
+
+def _inputs(program: Program, index: Index, batch: Batch, given: Sequence[Any]) -> dict[Input, Any]:
+    """What a program reads. `given`: the advantages, or the rewards, of tokens; all others are variables."""
+
+    def of(node: Any) -> Any:
+        size = index.size[node.over]
+        if node.kind in ("advantage", "reward"):
+            leaf = program.leaves[0]
+            parent = range(size) if node.over == leaf else index.parent(leaf, node.over).tolist()
+            return objects([v for _, v in sorted(dict(zip(parent, given, strict=True)).items())])
+        if node.kind == "parameter":
+            return objects([single(atom("var", "parameter", *node.key))] * size)
+        if node.kind == "count":
+            return objects([number(float(n)) for n in np.broadcast_to(index.count(*node.key).numpy(), (size,))])
+        roles = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}
+        role = ARGUMENT_OF[node.key[0]] if node.kind == "policy_log_prob" else roles.get(node.kind)
+        if role is None:
+            raise BatchError(f"the loss reads {node.word}, which no batch of an audit has")
+        return objects([single(atom("var", role, *p)) for p in batch.places])
+
+    return {node: of(node) for node in program.inputs}
+
+
+def _on_formulas(program: Program, inputs: Mapping[Any, Any], index: Index) -> dict[Key, Any]:
+    """A program of the IR on vectors of formulas."""
+    values: dict[Node, Any] = dict(inputs)
+    for node in program.nodes():
+        if node not in values:
+            values[node] = _value(node, values, index)
+    return {k: values[v] for k, v in program.outputs.items()}
+
+
+def _value(node: Node, values: dict[Node, Any], index: Index) -> Any:
+    if isinstance(node, Const):
+        return objects([number(node.value)] * index.size[node.over])
+    if isinstance(node, Map):
+        return objects(
+            value_of(node.body, each.__getitem__, MEANING)
+            for each in zip(*(values[v] for v in node.inputs), strict=True)
+        )
+    if isinstance(node, Detach):
+        return values[node.operand]
+    if isinstance(node, Pull):
+        return values[node.operand][index.parent(node.source, node.target).numpy()]
+    if not isinstance(node, (Push, Quantile, Scan)):
+        raise BatchError(f"{type(node).__name__} has no formula here")
+    source, x = (node.source, node.operands[0]) if isinstance(node, Push) else (node.sources[0], node.values[0])
+    parent, x = index.parent(source, node.target).numpy(), values[x]
+    over = [list(x[parent == b]) for b in range(index.size[node.target])]
+    if isinstance(node, Push):
+        return objects([f.add(*v) if node.reduce == "sum" else functools.reduce(f.maximum, v) for v in over])
+    if isinstance(node, Quantile):
+        return objects([f.apply("quantile", level, *v) for level, v in zip(values[node.level], over, strict=True)])
+    found, before = np.empty(len(x), object), dict[int, Any]()
+    order = np.argsort(index.places(source).numpy())
+    for i in order if node.forward else order[::-1]:
+        found[i] = before.get(parent[i], 0)
+        before[parent[i]] = f.mul(values[node.discount][0], f.add(found[i], x[i]))
+    return found

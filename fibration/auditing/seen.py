@@ -83,11 +83,7 @@ class Seen:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of tokens and rows: how many lie over the row, the group and the batch."""
-        groups, lengths = [r.group for r in self.batch.rows], self.batch.lengths
-        here = [n for n, g in zip(lengths, groups, strict=True) if g == groups[self.mine[0]]]
-        tokens = {"row": lengths[self.mine[0]], "batch": sum(lengths), "group": sum(here)}
-        return tokens | {"rows": len(lengths), "rows of the group": len(here), "groups": len(set(groups))}
+        return self.batch.counts(self.mine[0])
 
     def at_ratio_1(self, x: Any) -> Any:
         """The formula where the log ratios of the token, its row, its group and the batch are 0."""
@@ -239,35 +235,17 @@ class Seen:
 
     def _spread(self, x: Any) -> tuple[Any, Any, Any] | None:
         """A number, a factor, and a standard deviation of rewards, whose square times the factor is the rest."""
-        if not isinstance(x, Formula) or max(sum(p for _, p in m) for m, _ in x.terms) < 2:
+        if not isinstance(x, Formula) or {v.args[0] for v in f.free(x)} != {"rewards"}:
             return None
-        lengths, groups = self.batch.lengths, [r.group for r in self.batch.rows]
-        rows = range(len(groups))
-        constant, mine = x.terms.get(((), None), 0), self.mine[0]
-        rewards = [single(atom("var", "rewards", r)) for r in rows]
-
-        def over(group: int) -> list[int]:
-            return [r for r in rows if groups[r] == group]
-
-        def centred(r: int) -> Any:
-            inside = over(groups[r])
-            return f.sub(rewards[r], f.div(f.add(*(rewards[i] for i in inside)), len(inside)))
-
-        for place, units, of_rows in itertools.product(
-            ("group", "batch"), (rewards, list(map(centred, rows))), (True, False)
-        ):
-            inside = rows if place == "batch" else over(groups[mine])
-            each = [units[r] for r in inside for _ in range(1 if of_rows else lengths[r])]
-            middle = f.div(f.add(*each), len(each))
-            squares = f.add(*(f.power(f.sub(u, middle), 2) for u in each))
+        constant = x.terms.get(((), None), 0)
+        for place, of_rows, unit, squares, n in _spreads(self.batch, self.mine[0]):
             try:
                 k = _ratio(f.sub(x, constant), squares)
             except Lack:
                 continue
-            is_of_all = close(k * len(each), 1)
-            unit = self.gathered(units[mine])
-            variable = self._sum(SPREADS[is_of_all], place, -int(of_rows), unit, of_rows)
-            return constant, 1 if is_of_all else k * (len(each) - 1), variable
+            is_of_all = close(k * n, 1)
+            variable = self._sum(SPREADS[is_of_all], place, -int(of_rows), self.gathered(unit), of_rows)
+            return constant, 1 if is_of_all else k * (n - 1), variable
         return None
 
     def _as(self, x: Any, place: Place, other: Place) -> Any:
@@ -347,6 +325,27 @@ class Seen:
             raise Lack(f"the function {x.op}")
         parts = [self.tree(a, inside) for a in x.args]
         return Tree(x.op, tuple(sorted(parts, key=lambda t: t.order) if x.op == "and" else parts))
+
+
+@functools.lru_cache(64)
+def _spreads(batch: Batch, row: int) -> list[tuple[str, bool, Any, Any, int]]:
+    """Squares of rewards around their mean, over a row's group and the batch, summed over rows or over tokens: over
+    what, whether over rows, of which formula, the sum, and of how many.
+    """
+    groups, rows = [r.group for r in batch.rows], range(len(batch.rows))
+    rewards = [single(atom("var", "rewards", r)) for r in rows]
+
+    def mean(of: Sequence[Any]) -> Any:
+        return f.div(f.add(*of), len(of))
+
+    centred = [f.sub(rewards[r], mean([rewards[i] for i in rows if groups[i] == groups[r]])) for r in rows]
+    found = []
+    for place, units, of_rows in itertools.product(("group", "batch"), (rewards, centred), (True, False)):
+        inside = [r for r in rows if place == "batch" or groups[r] == groups[row]]
+        each = [units[r] for r in inside for _ in range(1 if of_rows else batch.lengths[r])]
+        squares = f.add(*(f.power(f.sub(u, mean(each)), 2) for u in each))
+        found.append((place, of_rows, units[row], squares, len(each)))
+    return found
 
 
 def _place(x: Any) -> Place:

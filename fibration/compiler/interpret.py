@@ -134,8 +134,11 @@ def _between(a: float, b: float, t: float) -> float:
     return a + (b - a) * t if t < 0.5 else b - (b - a) * (1 - t)
 
 
-def value_of(body: Scalar, argument: Callable[[int], Any]) -> Any:
-    """A body's value, for numbers or arrays. Calls `argument` once for each argument that the body reads."""
+def value_of(body: Scalar, argument: Callable[[int], Any], meaning: Mapping[str, Any] = MEANING) -> Any:
+    """A body's value, for numbers or arrays. Calls `argument` once for each argument that the body reads.
+
+    `meaning`: what operators make of values of another kind, and `const` of a constant.
+    """
     done: dict[Scalar, Any] = {}  # bodies share parts; nested choices share them many times
 
     def of(part: Scalar) -> Any:
@@ -143,9 +146,9 @@ def value_of(body: Scalar, argument: Callable[[int], Any]) -> Any:
             if part.op == "arg":
                 done[part] = argument(int(part.value or 0))
             elif part.op == "const":
-                done[part] = np.float64(part.value)
+                done[part] = meaning.get("const", np.float64)(part.value)
             else:
-                done[part] = MEANING[part.op](*map(of, part.args))
+                done[part] = meaning[part.op](*map(of, part.args))
         return done[part]
 
     return of(body)

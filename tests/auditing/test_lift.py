@@ -1,5 +1,6 @@
 """Functions as declarations for all sizes: their coefficients, their laws, and what has no declaration."""
 
+import functools
 import inspect
 from pathlib import Path
 
@@ -34,6 +35,7 @@ OF_REWARDS = (
 ).split()
 VALUED = "bapo dapo decoupled_ppo grpo m2po ppo ppo_entropy prime_rl tis truly_ppo gspo luspo".split()
 token, trajectory = Stratum("token"), Stratum("trajectory")
+lifted = functools.cache(lift)
 
 
 def pg(log_probs, old_log_probs, advantages, mask):
@@ -169,7 +171,7 @@ def test_what_has_no_declaration_is_refused_in_words(name):
 
 
 def test_a_clip_that_is_written_by_hand_keeps_all_laws_and_is_the_shipped_loss():
-    h = lift(pg)
+    h = lifted(pg)
     assert h.name == "pg" and h.verify().ok and not h.gives_up
     assert "where(residual <= 0.28, residual, 0.28)" in str(h.gate(token))
     assert equivalent(h, load("dapo"), parameters={"epsilon_low": 0.2, "epsilon_high": 0.28}).ok
@@ -215,10 +217,11 @@ def test_means_of_groups_have_their_counts():
 
 
 def test_a_law_that_a_function_breaks_is_refuted():
-    found = lift(cubed).verify()
+    h = lift(cubed)
+    found = h.verify()
     assert next(v.law for v in found.verdicts if v.status == "refuted" and not v.cause) == "identity"
     with pytest.raises(LawError):
-        compile(lift(cubed))
+        compile(h)
 
 
 def vetoed(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
@@ -329,7 +332,7 @@ def test_commands_take_a_function(tmp_path):
     assert verified.exit_code == 0 and "9 laws proved" in verified.output and "read from a function" in verified.output
     declared = run("show", f"{file}:loss", "--format", "python")
     (tmp_path / "declared.py").write_text(declared.output)
-    assert equivalent(load(tmp_path / "declared.py"), lift(pg)).ok
+    assert equivalent(load(tmp_path / "declared.py"), lifted(pg)).ok
     compared = run("compare", f"{file}:loss", "dapo", "--at-defaults")
     assert compared.exit_code == 0
     written = run("compile", f"{file}:loss", "--backend", "torch", "--output", str(tmp_path / "out"))

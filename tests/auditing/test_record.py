@@ -137,7 +137,8 @@ def distillation(log_probs, teacher_log_probs, mask):
 
 @pytest.mark.parametrize("loss", [critic, distillation])
 def test_losses_without_advantages_are_audited(loss):
-    assert not audit(loss).failures and "no shipped loss" in str(audit(loss))
+    found = audit(loss)
+    assert not found.failures and "no shipped loss" in str(found)
 
     def unmasked(**given):
         return loss(**given | {"mask": torch.ones_like(given["mask"])})

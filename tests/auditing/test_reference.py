@@ -7,7 +7,9 @@ from oracles.audited import LABELS, parameters
 from support import operator, spec
 
 from fibration.auditing.batch import Batch, drawn
-from fibration.auditing.reference import ARGUMENT_OF, Reference, programs
+from fibration.auditing.formula import evaluate
+from fibration.auditing.function import numbers_of
+from fibration.auditing.reference import ARGUMENT_OF, Reference
 from fibration.language.loading import shipped
 
 BATCHES = (
@@ -36,12 +38,14 @@ def expected(h, b: Batch, given, rewards: bool):
 def test_formulas_have_the_operators_numbers(name):
     h = spec(name)
     rewards = h.advantages is not None
+    reference = Reference(h, rewards)
     for b in BATCHES:
         for given in ({p.name: p.default for p in h.parameters.values()}, parameters(name)):
-            found = Reference(h, rewards).evaluate(b, given)
             coefficients, value = expected(h, b, given, rewards)
-            np.testing.assert_allclose(found.coefficients, coefficients, rtol=1e-9, atol=1e-13)
-            np.testing.assert_allclose(found.value, value, rtol=1e-9, atol=1e-13)
+            found, (made, loss) = reference.evaluate(b, given), reference.formulas(b)
+            symbolic = evaluate([loss, *made], {**numbers_of(b, False), **reference.values(given)})
+            for mine in ([found.value, *found.coefficients], symbolic):
+                np.testing.assert_allclose(np.array(mine, float), [value, *coefficients], rtol=1e-9, atol=1e-13)
 
 
 def test_what_a_loss_does_not_take_is_none():
@@ -52,4 +56,5 @@ def test_what_a_loss_does_not_take_is_none():
 
 
 def test_the_programs_of_a_loss_that_breaks_a_law_are_made():
-    assert programs(spec("grpo_k3"))[1] is not None and programs(spec("dapo"))[1] is None
+    made = {name: Reference(spec(name), False).programs[1] for name in ("grpo_k3", "dapo")}
+    assert made["grpo_k3"] is not None and made["dapo"] is None
