@@ -330,7 +330,7 @@ class Function:
             return False
         b = drawn(0, (4, 4, 4, 4), 0.1).on_policy()  # no place is padded, or padded ones would be standardised too
         one, two, turned = (
-            self.evaluate(b.mapped(lambda r, k=k, c=c: replace(r, advantage=k * r.advantage + c))).coefficients
+            self.evaluate(b.mapped(lambda r, k=k, c=c: replace(r, advantage=k * r.advantage + c))).coefficients  # type: ignore[misc]
             for k, c in ((1, 0), (2, 3), (-1, 0))
         )
         same = 1e-4 * np.abs(one).max()  # functions write ÷ (std + 1e-6)
