@@ -276,7 +276,8 @@ def _share(powers: Powers) -> str:
     if of_batch == {OF_BATCH["rows"]: -1, WIDTH: -1}:
         return "its share of the places of the padded batch, rows × width"
     over = {what: f"its share of the {what}" for what in of_batch} | {WIDTH: "its width ÷ that of the batch"}
-    return " and ".join(over[n] if p < 0 else f"the batch's {n} ÷ its own" for n, p in of_batch.items()) or "nothing"
+    each = [over[n] if p < 0 else f"the batch's {n} ÷ its own" for n, p in of_batch.items() for _ in range(abs(p))]
+    return " and ".join(each) or "nothing"
 
 
 def first_update(f: Function) -> Finding | None:
@@ -357,12 +358,13 @@ def normaliser(f: Function) -> Finding | None:
     mu, counts = np.array([k for k, _ in pushed]), {n: np.array([c[n] for _, c in pushed], float) for n in COUNTS}
     read = [n for n in COUNTS if "group_ids" in f.roles or "group" not in n]
     named = {words: e for words, e in NORMALISERS.items() if {*e} <= {*read}}
-    others = [e for e in products(read, len(read)) if e not in named.values()]
+    squares = [{**e, n: 2 * p} for e in products(read, 2) for n, p in e.items()]  # divided by the rows twice
+    others = [e for e in (*products(read, len(read)), *squares) if e not in named.values()]
     first, more = (multiples(mu, counts, [(e, "", 0.0) for e in some], MU) for some in (named.values(), others))
     if found := next(itertools.chain(first, ((k, e) for k, e in more if abs(k - 1) < MU)), None):
         k, (e, *_) = found
         is_one, known = abs(k - 1) < MU, next((words for words, same in named.items() if same == e), "")
-        times, over = ([COUNTS[n] for n, p in e.items() if p == sign] for sign in (1, -1))
+        times, over = ([COUNTS[n] for n, p in e.items() for _ in range(sign * p)] for sign in (1, -1))
         words = known or " ÷ ".join([" × ".join([SUM, *times]), *over])
         text = f"μ is {words}{'' if is_one else f' × {k:.6g}'}; multiply the loss of a micro-batch by {_share(e)}"
         if not is_one and (f.reads_advantages or k < 0):  # a critic or a teacher has a factor of its own

@@ -222,6 +222,10 @@ def test_the_batch_beside_the_nearest_loss_tells_them_apart() -> None:
     near = audit(twice).losses[0]
     mine, theirs = Function(twice, "f").evaluate(near.batch), near.other(near.batch)
     assert near.name == "grpo" and not np.allclose(mine.coefficients, theirs.coefficients)
+    assert properties.normaliser(Function(twice, "f")).text.startswith(
+        "μ is the sum over all tokens ÷ rows ÷ rows ÷ the row's tokens; multiply the loss of a micro-batch by its share of "
+        "the rows and its share of the rows"
+    )
 
 
 def test_what_reads_no_advantages_or_standardises_padding_too_is_named_so() -> None:
