@@ -210,7 +210,11 @@ def test_compiled_backends_equal_one_process_on_losses_with_order(name, backend,
     if name == "episodes":
         close(found, one, dtype=dtype)
     else:
-        assert found.bits() == one.bits()
+        many, single = found.bits(), one.bits()
+        if backend.name == "triton" and dtype == F64:  # a program adds its rows' metrics: ranks have other programs
+            close(found, one, dtype=dtype)
+            many["metrics"] = single["metrics"]
+        assert many == single
     strewn = [(r, i, i + 1) for r, n in enumerate(LENGTHS) for i in range(n) if i % 3 == 0]
     rest = [(r, i, i + 1) for r, n in enumerate(LENGTHS) for i in range(n) if i % 3]
     found = spread(op, batch, (strewn, [], rest[::-1]), True, "packed", dtype, gates=False)
