@@ -248,7 +248,7 @@ SLIPS = (
     # fibration/auditing
     _slip(
         "max in place of min is not seen", "auditing/test_planted",
-        "if stopped[~outward].any() and not stopped[outward].any():", "if stopped[outward].all():",
+        'if {*found} == {"inward"}:\n            text = f"with A', 'if not found:\n            text = f"with A',
     ),
     _slip(
         "a place under the mask may get a gradient", "auditing/test_planted",
@@ -256,7 +256,7 @@ SLIPS = (
     ),
     _slip(
         "a loss that divides by one token too many is a mean", "auditing/test_planted",
-        "is_product = np.abs(k - k[0]).max() <= MU * abs(k[0])", "is_product = np.abs(k - k[0]).max() <= abs(k[0])",
+        "if np.ptp(each) <= close * abs(each[0]):", "if np.ptp(each) <= abs(each[0]):",
     ),
     # fibration/head
     _slip(

@@ -74,8 +74,12 @@ class Frame:
             found |= {key: given[node] for key, node in binding.inputs.items() if node in given}
             holes += [(i, given[node]) for i, node in binding.given]
         for i, key in binding.results:
-            result = mapped(self.shape, self.empty.dtype) if self.is_mapped else self.empty.new_empty(self.shape)
-            found[key] = result if whole else result.fill_(self.fill)
+            if self.is_mapped:
+                result = mapped(self.shape, self.empty.dtype)
+                result = result if whole else result.fill_(self.fill)
+            else:  # one operation, whether filled or not
+                result = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
+            found[key] = result
             holes.append((i, result))
         work = self.workspace.new_empty(self.bound.length)
         holes.append((binding.work, work))
