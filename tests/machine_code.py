@@ -43,7 +43,7 @@ def loops_and_rest(binary: bytes, folder: Path) -> tuple[list[Code], Code]:
     code: list[str] = []
     labels: dict[str, int] = {}
     for line in map(str.strip, lines):
-        if label := re.match(r"(\.L_x_\d+|\$\w+):", line):
+        if label := re.match(r"(\.L_x_\d+|\$[\w$]+):", line):
             labels[label[1]] = len(code)
         elif instruction := re.match(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*(.+?)\s*;", line):
             code += [instruction[1]] if instruction[1] != "NOP" else []  # only fills the last line of the cache

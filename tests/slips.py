@@ -256,7 +256,7 @@ SLIPS = (
     ),
     _slip(
         "a loss that divides by one token too many is a mean", "auditing/test_planted",
-        "if np.ptp(each) <= close * abs(each[0]):", "if np.ptp(each) <= abs(each[0]):",
+        "np.ptp(each) <= close * abs(each[0]):", "np.ptp(each) <= abs(each[0]):",
     ),
     # fibration/head
     _slip(

@@ -14,7 +14,7 @@ from pathlib import Path
 from fibration.backends import calling
 from fibration.backends.bodies import Function, functions_of
 from fibration.backends.standalone import joined
-from fibration.backends.triton.kernels import kernels_of_sections
+from fibration.backends.triton.kernels import kernels, kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED, fitted, language, typed
 from fibration.backends.triton.writer import Kernel
 from fibration.compiler import costly
@@ -126,6 +126,14 @@ def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
     """The arguments of a launcher: those that a kernel uses, and the workspace, which holds coarse results."""
     used = {a.name for kernel in made for a in kernel.arguments}
     return tuple(a for a in signature(plan).arguments if a.name in used or a.kind == "work")
+
+
+def launched_by(plans: Mapping[str, Plan], name: str) -> tuple[Argument, ...]:
+    """The arguments of a program's launcher, with the vectors that its metrics alone read."""
+    own = launched(plans[name], kernels(plans, name))
+    of = computing(plans)[name]
+    others = () if of == name else launched(plans[of], kernels(plans, of))
+    return *own, *(a for a in others if a.kind in ("vector", "stride") and a not in own)
 
 
 def _defined(body: Scalar, function: Function) -> str:

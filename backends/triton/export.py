@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from fibration.backends.standalone import NOTES, Export, example, further, written
 from fibration.backends.triton.aot import compile_all, requests
-from fibration.backends.triton.emit import ALONE, alone, launched, shared
-from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.emit import ALONE, alone, launched_by, shared
 from fibration.compiler.plan import Plan, computing
 
 CALLER = '''
@@ -47,7 +46,7 @@ def export(
 ) -> Export:
     """The module; for an `arch`, also the assembly, the binary and the resources of every kernel."""
     own = computing(plans)
-    functions = written(plans, {k: launched(plan, kernels(plans, k)) for k, plan in plans.items()})
+    functions = written(plans, {k: launched_by(plans, k) for k in plans})
     called = example(plans, 'run("objective", ', " " * 8)
     notes = textwrap.indent(NOTES, "    ")
     caller = CALLER.format(functions=functions, example=called, notes=notes, further=further(plans, "    "))

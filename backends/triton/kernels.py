@@ -15,7 +15,7 @@ from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import constant, typed
 from fibration.backends.triton.writer import HARMLESS, NEUTRAL, Kernel, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Node, Pull, Push, Scalar, Scan, count_input
+from fibration.compiler.ir import BATCH, Const, Input, Key, Map, Node, Pull, Push, Scalar, Scan
 from fibration.compiler.optimise import is_mark
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep, computing
 from fibration.compiler.scalars import ZERO
@@ -77,9 +77,6 @@ class _Stages(CoarseWriter):
         for node in self.in_turn(1, _known_before(sweep)):
             if isinstance(node, Pull):  # which may be saved here, and is read elsewhere
                 self.value(1, node)
-            elif node is count_input(sweep.leaves[0], s) and not several and not self.plan.spread:
-                self.line(1, f"{self.names[node]} = size.to(tl.float64)")
-                self.known.add(node)
             else:
                 self.need(1, node)
         narrow: dict[Node, str] = {}

@@ -14,8 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from fibration.backends.triton.emit import launched
-from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.emit import launched_by
 from fibration.backends.triton.launches import Launches
 from fibration.cache import entry
 from fibration.compiler.plan import Plan, computing
@@ -33,7 +32,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     on_cpu = interpreted()
     module = import_from_cache(name, source)
     computed_by = computing(plans)
-    bindings = {k: Binding(plan, launched(plan, kernels(plans, k))) for k, plan in plans.items()}
+    bindings = {k: Binding(plan, launched_by(plans, k)) for k, plan in plans.items()}
 
     def check(index: Index) -> None:
         if index.device.type != "cuda" and not on_cpu:

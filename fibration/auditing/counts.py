@@ -52,5 +52,5 @@ def multiples(
     """The products of counts that numbers are one multiple of, and by what."""
     for weight in weights:
         each = values / value_of(weight, counts)
-        if np.ptp(each) <= close * abs(each[0]):  # NaN is none
+        if np.isfinite(each).all() and np.ptp(each) <= close * abs(each[0]):
             yield float(each[0]), weight

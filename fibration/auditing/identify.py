@@ -177,7 +177,8 @@ class Search:
         each = [s.coefficients for s in self.samples]
         self.mine = np.concatenate([np.zeros(0), *(c.ravel() for c in each)])
         sizes = [np.broadcast_to(np.abs(c).max(0), c.shape).ravel() for c in each]
-        self.close = np.concatenate([np.zeros(0), *sizes]) * EXACT + NOTHING * np.abs(self.mine).max(initial=0)
+        largest = np.abs(self.mine[np.isfinite(self.mine)]).max(initial=0)
+        self.close = np.concatenate([np.zeros(0), *sizes]) * EXACT + NOTHING * largest
         self.values = dict(values or {slot: space[0] for slot, space in self.spaces.items()})
         self.least, self.factor = (1.0, True), 1.0
         if len(self.mine):
@@ -387,7 +388,7 @@ class Compared:
         reference, parameters, factor = search.reference, search.parameters, search.factor
         same, close, tokens, apart = True, 0, 0, list[Batch]()
         taken = [(b, f, o) for b, f in self.battery if (o := reference.evaluate(b, parameters)) is not None]
-        sizes = [np.abs(f.coefficients).max() for _, f, _ in taken if f.coefficients.any()]
+        sizes = [np.abs(f.coefficients).max() for _, f, _ in taken if f.coefficients.any() and f.is_finite]
         nothing = NOTHING * float(np.median(sizes or [0]))
         for b, mine, theirs in taken:
             one, two = mine.coefficients, theirs.coefficients
@@ -420,9 +421,9 @@ class Compared:
 
 
 def _close(one: Floats, other: Floats, nothing: float) -> Any:
-    """Which coefficients are equal, beside the largest, or both `nothing`; NaN is equal to none."""
+    """Which coefficients are equal, beside the largest, or both `nothing`; what is no number is equal to none."""
     with np.errstate(all="ignore"):
-        size = max(np.abs(one).max(initial=0), np.abs(other).max(initial=0))
+        size = max(np.abs(x[np.isfinite(x)]).max(initial=0) for x in (one, other))
         return np.abs(one - other) <= EXACT * size + nothing
 
 

@@ -166,7 +166,7 @@ def inputs(f: Function) -> Finding | None:
     if not loss.requires_grad:
         return None
     first, second = (f.gradients(loss, {f.moves: given[f.moves]}, again=True) for _ in range(2))
-    if any(not torch.equal(first[role], second[role]) for role in first):
+    if any(not torch.equal(first[role].nan_to_num(), second[role].nan_to_num()) for role in first):
         return Finding("inputs", "fails", "a second backward gives another gradient", b)
     strided = {r: t.t().contiguous().t() if t.ndim == 2 else t for r, t in before.items()}
     try:
@@ -224,6 +224,8 @@ def precision(f: Function) -> Finding | None:
 
     def coarse(b: Batch) -> bool:
         wide, narrow = f.evaluate(b).coefficients, f.evaluate(b, torch.float32).coefficients
+        if not np.isfinite(wide).all():  # which other findings say
+            return False
         return bool(np.abs(wide - narrow).max(initial=0) > 2e-4 * (np.abs(wide).max(initial=0) + 1e-30))
 
     if at := first_failure(f, coarse, SOME):
@@ -344,9 +346,9 @@ def normaliser(f: Function) -> Finding | None:
         batches = tuple(b.mapped(lambda r: replace(r, log_probs=r.old_log_probs)) for b in small())
 
     def uneven(b: Batch) -> bool:
-        if not aims(b).all():
+        if not aims(b).all() or not np.isfinite(c := f.evaluate(b).coefficients).all():
             return False
-        mu = f.evaluate(b).coefficients / aims(b)
+        mu = c / aims(b)
         sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
         return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, sums / np.array(b.lengths)))
 
@@ -502,7 +504,8 @@ def sides(f: Function) -> Finding | None:
         return _sides_of_values(f)
     if not f.reads_advantages:
         return None
-    x, said, both, never = steps(3.0), list[str](), list[str](), list[str]()  # further out, soft gates are rounded to 0
+    x, is_seen = steps(3.0), False  # further out, soft gates are 0 but for rounding
+    said, both, never = list[str](), list[str](), list[str]()
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
         c, outward = slope(f, x, a), x * a > 0
         if not np.isfinite(c).all():
@@ -510,6 +513,7 @@ def sides(f: Function) -> Finding | None:
         if not c.any():
             never.append(sign)
             continue
+        is_seen = True
         found, against = _stops(partial(slope, f, sign=a), x, outward), c < -1e-9 * np.abs(c).max()
         if {*found} == {"inward"}:
             text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out: max for min"
@@ -522,8 +526,9 @@ def sides(f: Function) -> Finding | None:
         # the bound of a dual clip is further
         if len(found) == 2 and abs(found["inward"][1]) < 2 * abs(found["outward"][1]):
             both.append(f"with A {sign} a bound also stops ratios on their way back to 1, {BACK}")
-    if len(never) == 2:
-        return Finding("sides", "note", "not seen: rows of one token get no gradient")
+    if not is_seen:
+        what = "no gradient" if never else "no gradient that is a number"
+        return Finding("sides", "note", f"not seen: rows of one token get {what}")
     if not said and np.any(f.evaluate(probe(x, np.zeros(len(x)))).coefficients):
         return Finding("sides", "note", "not seen: another term has a gradient, also where advantages are 0")
     stops = f"pushes stop: {listed(said)}" if said else "no bound stops a token"
@@ -569,7 +574,13 @@ def reference(f: Function) -> Finding | None:
         return None
     if not c.any():
         text = "the log-probs of the reference decide no gradient"
-        if first_failure(f, lambda b: not is_close(f.evaluate(b).coefficients, f.evaluate(other(b)).coefficients)):
+
+        def decides(b: Batch) -> bool:
+            return not is_close(f.evaluate(b).coefficients, f.evaluate(other(b)).coefficients)
+
+        if first_failure(f, lambda b: decides(b.mapped(lambda r: replace(r, advantage=0.0, reward=0.0)))):
+            text = "the term of the reference is 0 near it: a bound?"
+        elif first_failure(f, decides):
             text = "the reference has no term of its own: it decides how advantages push. Is the ratio taken to it?"
         return Finding("reference", "note", text)
     if (c * y > 0).any():

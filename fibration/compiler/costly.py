@@ -1,20 +1,20 @@
-"""Costly operations on coarse values. A GPU repeats each in all threads of a row, so values share them.
+"""Costly functions of coarse values, which a GPU repeats in all threads of a row.
 
-A division by a number of elements is a product with `1 / n`, which a compiler takes once for all values of an element.
-A costly function in both branches of a choice is taken once, of a choice between its arguments:
+One in both branches of a choice is taken once, of a choice between its arguments:
 
     select(c, …f(x)…, …f(y)…)  →  select(c, …z…, …z…)     with z = f(select(c, x, y))
+
+A division by a count stays one: `x · (1/n)` is not `a` where `x` is `n·a`, so a mean of ones would not be 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fibration.compiler.ir import Input, Map, Node, Pull, Scalar, arg, const, parts, scalar
+from fibration.compiler.ir import Map, Node, Scalar, parts, scalar
 from fibration.compiler.program import Program
 from fibration.language.operators import PRIMITIVES
 
-ONE = const(1.0)
 CHOICE = 5  # a function that costs less is no cheaper than the choice of its argument
 
 
@@ -24,21 +24,13 @@ def shared(program: Program) -> Program:
     def rule(node: Node) -> Node:
         if not isinstance(node, Map) or node.stratum in program.leaves:
             return node
-        return replace(node, body=_shared(node.body, {arg(i) for i, o in enumerate(node.inputs) if _is_count(o)}))
+        return replace(node, body=_shared(node.body))
 
     return program.mapped(rule)
 
 
-def _is_count(node: Node) -> bool:
-    while isinstance(node, Pull):
-        node = node.operand
-    return isinstance(node, Input) and node.kind == "count"
-
-
-def _shared(s: Scalar, counts: set[Scalar]) -> Scalar:
-    args = [_shared(a, counts) for a in s.args]
-    if s.op == "div" and args[1] in counts and args[0] is not ONE:
-        return scalar("mul", args[0], scalar("div", ONE, args[1]))
+def _shared(s: Scalar) -> Scalar:
+    args = [_shared(a) for a in s.args]
     if s.op == "select":
         condition, *branches = args
         costly = {p.op for p in parts(branches[0]) if len(p.args) == 1 and PRIMITIVES[p.op].cost > CHOICE}

@@ -94,8 +94,9 @@ def each(
         yield found
     while left:
         # A signal between the fork and the block that ends the process would leave behind what its code has started.
-        waiting, process = signal.pthread_sigmask(signal.SIG_BLOCK, HELD), None
+        waiting, process = signal.pthread_sigmask(signal.SIG_BLOCK, ()), None
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
             process = _Process(work, left, failure)
             signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
             while left and not process.is_over:

@@ -22,6 +22,7 @@ from fibration.compiler.plan import Plan
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Index, Launcher, Outputs, Places, given_of, tensors_of
 
 MAPPED = 32 << 20  # bytes from which glibc's malloc never keeps freed memory for the next call
+KEPT = 256 << 20  # bytes: more go back to the system
 ALIGNMENT = 64  # bytes, as torch aligns its own memory
 FREE: deque[NDArray[np.uint8]] = deque(maxlen=2)  # memory of results that nothing refers to, for the next ones
 
@@ -106,7 +107,8 @@ def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     part = memory[first : first + size]  # which the tensor refers to
-    weakref.finalize(part, FREE.append, memory).atexit = False
+    if memory.size <= KEPT:
+        weakref.finalize(part, FREE.append, memory).atexit = False
     return torch.from_numpy(part).view(dtype).view(shape)
 
 

@@ -214,6 +214,27 @@ def test_a_reference_in_the_ratio_decides_gradients() -> None:
     assert "Is the ratio taken to it?" in properties.reference(Function(to_reference, "f")).text
 
 
+def test_a_gradient_that_is_no_number_is_like_none() -> None:
+    """An infinite one made all others small beside it: five losses had 'the same gradient'."""
+
+    def less_one(log_probs, old_log_probs, advantages, mask):
+        gated = torch.exp(log_probs - old_log_probs) * advantages[:, None] * mask
+        return -(gated.sum(1) / (mask.sum(1) - 1)).mean()
+
+    found = audit(less_one)
+    said = {f.name: f.text for f in found.findings}
+    assert not found.identified and "inf" not in said["normaliser"]
+    assert said["inputs"].startswith("nothing is changed") and said["sides"].endswith("get no gradient that is a number")
+
+
+def test_a_term_of_the_reference_may_be_0_near_it() -> None:
+    def beyond(log_probs, old_log_probs, ref_log_probs, advantages, mask):
+        term = 0.1 * torch.relu(log_probs - ref_log_probs - 1.5)
+        return -((torch.exp(log_probs - old_log_probs) * advantages[:, None] - term) * mask).sum() / mask.sum()
+
+    assert properties.reference(Function(beyond, "f")).text == "the term of the reference is 0 near it: a bound?"
+
+
 def test_the_batch_beside_the_nearest_loss_tells_them_apart() -> None:
     def twice(log_probs, old_log_probs, advantages, mask):
         gated = clipped(torch.exp(log_probs - old_log_probs), advantages[:, None])

@@ -14,10 +14,23 @@ import numpy as np
 import pytest
 import torch
 from oracles.backend_cases import Backend, case, holds_gate, holds_training, triton_interprets
-from support import SPECS, Batch, compiled, operator, packed, padded, spec, triton_artifact
+from support import SPECS, Batch, compiled, operator, packed, padded, spec, trajectory, triton_artifact
 from thorough import ALL
 
-from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, residual, strata, token_mean, uniform, where
+from fibration import (
+    BackendError,
+    Fibration,
+    Gate,
+    Hierarchy,
+    log_ratio,
+    mean,
+    residual,
+    strata,
+    token_log_ratio,
+    token_mean,
+    uniform,
+    where,
+)
 from fibration.backends.triton import load
 from fibration.backends.triton.emit import alone, shared
 from fibration.backends.triton.kernels import kernels
@@ -103,6 +116,37 @@ def test_the_same_call_gives_the_same_bits(name):
         result = op.coefficients(*tensors(layout, batch), layout.index)
         found.append((layout.read(result.values).tolist(), float(result.objective)))
     assert all(f == found[0] for f in found)
+
+
+@interpreted
+def test_a_row_in_several_micro_batches_counts_the_tokens_of_the_step() -> None:
+    """Where a kernel takes the size of what it has before it for the count, this gradient is wrong by a factor."""
+    log_probs, places = torch.linspace(-1, -0.2, 28).view(4, 7), torch.arange(7).expand(4, 7).clone()
+    places[1] += 7
+    given = log_probs, log_probs.flip(1), torch.tensor([1.0, 1.0, -1.0, 0.5])
+    op = operator(spec("grpo"), "triton")
+    index = op.index(mask=torch.ones(4, 7, dtype=torch.bool), trajectory=["a", "a", "b", "c"], positions=places)
+    whole = op.coefficients(*given, index).values
+    for rows in ([0], [1, 2], [3]):
+        assert torch.equal(op.coefficients(*(t[rows] for t in given), index.micro(rows)).values, whole[rows])
+
+
+@interpreted
+def test_a_mean_of_ones_is_1() -> None:
+    """A product with `1 / n` is not: this weight then lets no row pass."""
+    passes = mean(where(token_log_ratio < 4, 1, 0), over=trajectory)
+    h = spec("grpo").replace(name="all_pass", objective=token_mean().weigh(where(passes >= 1, 1, 0)))
+    mask = torch.arange(190) < torch.tensor([49, 98, 103, 107, 161, 187])[:, None]
+    x, op = torch.full(mask.shape, -0.7), operator(h, "triton")
+    assert (op.coefficients(x, x, torch.ones(6), op.index(mask=mask)).values[mask] > 0).all()
+
+
+@interpreted
+def test_a_program_needs_nothing_that_metrics_alone_read() -> None:
+    op, x = operator(spec("prefix_is"), "triton"), torch.linspace(-1, -0.2, 12).view(3, 4)
+    given = x, x.flip(1), torch.tensor([1.0, -1.0, 0.5]), op.index(mask=torch.ones(3, 4, dtype=torch.bool))
+    without, with_all = (op.coefficients(*given, metrics=m).values for m in (False, True))
+    assert torch.equal(without, with_all)
 
 
 @interpreted

@@ -1,10 +1,10 @@
-"""Divisions by counts, and costly functions in both branches of a choice, of coarse values and of tokens."""
+"""Costly functions in both branches of a choice, of coarse values and of tokens."""
 
 import pytest
 from oracles.programs import program
 
 from fibration.compiler.costly import shared
-from fibration.compiler.ir import BATCH, Input, Map, Pull, arg, const, count_input, scalar
+from fibration.compiler.ir import Input, Map, Pull, arg, const, count_input, scalar
 
 COUNT = count_input("fine", "coarse")
 VALUE, OTHER = (Input(word, "coarse", "parameter", (word,)) for word in ("value", "other"))
@@ -19,17 +19,10 @@ def body_of(body, *inputs):
     return made.body
 
 
-def test_values_of_one_element_share_the_reciprocal_of_its_count():
-    assert body_of(DIVIDED, VALUE, COUNT) is scalar("mul", arg(0), scalar("div", const(1.0), arg(1)))
-    of_batch = Pull("coarse", BATCH, count_input("fine", BATCH))
-    assert body_of(DIVIDED, VALUE, of_batch) is body_of(DIVIDED, VALUE, COUNT)
-
-
 @pytest.mark.parametrize(
     "made",
     [
-        (DIVIDED, VALUE, OTHER),  # by what may be 0 or infinite
-        (scalar("div", const(1.0), arg(0)), COUNT),
+        (DIVIDED, VALUE, COUNT),  # a mean of ones is 1
         (scalar("select", POSITIVE, LOGARITHMS[0], LOGARITHMS[0]), VALUE),
         (scalar("select", POSITIVE, LOGARITHMS[0], scalar("log", arg(1))), VALUE, OTHER),
         (scalar("select", POSITIVE, scalar("neg", arg(0)), scalar("neg", arg(1))), VALUE, OTHER),

@@ -9,7 +9,9 @@ from oracles.certified_facts import decided
 
 from fibration import (
     Attribute,
+    Fibration,
     Gate,
+    Hierarchy,
     absolute,
     atan,
     before,
@@ -20,6 +22,8 @@ from fibration import (
     ratio_deviation,
     residual,
     token_log_ratio,
+    token_mean,
+    uniform,
     where,
 )
 from fibration.language.atoms import gated, mass
@@ -34,6 +38,16 @@ def test_two_levels_of_deviations_that_may_push_a_ratio_below_0_are_not_proved()
     clips = {trajectory: clip_gate(budget).per(mass), token: clip_gate(epsilon).per(mass)}
     h = three(clips, ratio_deviation(scale=mass))  # it takes tokens on three levels, which are not looked for
     assert decided(h, "positivity")[0].status == "undecided"
+
+
+@pytest.mark.parametrize("bound", [0.6, 0.9])
+def test_two_clips_of_deviations_that_add_up_to_more_than_1_are_positive(bound):
+    """The proof needs the branches: conditions with a count in front meet those without one."""
+    h = Hierarchy(
+        name="two_clips", fibrations=[Fibration(token, trajectory, uniform())], decomposition=ratio_deviation(),
+        gates={trajectory: clip_gate(bound), token: clip_gate(0.6)}, objective=token_mean(),
+    )  # fmt: skip
+    assert decided(h, "positivity")[0].status == "proved"
 
 
 @pytest.mark.parametrize("name", ["apc, the state passes too", "truly_ppo"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -82,7 +83,8 @@ def _branches_above_minus_1(subject: Subject, leaf: Stratum, path: list[Stratum]
         branches = cases(functools.reduce(operator.add, map(level, path)), assume)
     except TooManyCases:
         return False
-    return all(_excludes(case, 1 + case.sympy(), NOT_POSITIVE, assume) for case in branches)
+    means = [symbol(q) for q in ratio.values()]
+    return all(_excludes(case, 1 + case.sympy(), NOT_POSITIVE, assume, means) for case in branches)
 
 
 # ---------------------------------------------------------------- between 0 and the own density
@@ -112,10 +114,20 @@ def _between(stack: Stack, sign: int) -> bool:
     return all(_excludes(case, sign * e, NEGATIVE, assume) for case, d in added for e in (d, own - d))
 
 
-def _excludes(case: Case, value: Any, signs: Signs, assume: Assumptions) -> bool:
-    """Whether a value has none of some signs where the conditions of a branch hold; so it is if they never do."""
+def _excludes(case: Case, value: Any, signs: Signs, assume: Assumptions, means: Sequence[Any] = ()) -> bool:
+    """Whether a value has none of some signs where the conditions of a branch hold; so it is if they never do.
+
+    Each condition stands there twice, once divided by the factor of one of the `means`: `T·q` and `q` are two unknowns
+    for what decides.
+    """
     conditions = dict(case.signs)
     if not assume.with_signs(conditions).signs(value) & signs:
         return True
     both = merged(conditions, {sympy.expand(value): signs})
+    for formula, known in (*conditions.items(), (value, signs)):
+        factor = next((sympy.diff(formula, q) for q in means if formula.has(q)), sympy.S.One)
+        of = assume.signs(factor)
+        if both is not None and of in (POSITIVE, NEGATIVE):
+            turned = known if of == POSITIVE else frozenset(-s for s in known)
+            both = merged(both, {sympy.expand(formula / factor): turned})
     return both is None or not feasible(both, assume)
