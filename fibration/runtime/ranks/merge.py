@@ -287,7 +287,7 @@ def _number(value: Any) -> bytes:
     try:
         above, below = value.real.as_integer_ratio()
     except OverflowError:
-        return b"n+inf" if value > 0 else b"n-inf"
+        return b"n+inf" if value.real > 0 else b"n-inf"
     except ValueError:
         raise _Unknown(value, "a number that does not equal itself") from None
     return b"n%x" % above if below == 1 else b"n%x/%x" % (above, below)
@@ -331,7 +331,7 @@ def _writer(kind: type) -> Callable[[Any], bytes] | None:
             return write
     if issubclass(kind, Enum) and (kind.__eq__, kind.__hash__) == (object.__eq__, Enum.__hash__):
         called = _joined([kind.__module__.encode(), kind.__qualname__.encode()])
-        return lambda value: b"e" + called + value.name.encode()
+        return lambda value: b"e" + called + (value.name or repr(value.value)).encode()  # a flag of no member has no name
     if issubclass(kind, np.str_ | np.bytes_ | np.bool_ | np.integer | np.floating | np.complexfloating):
         return _number if issubclass(kind, np.inexact) else lambda value: canonical(value.item())
     return None

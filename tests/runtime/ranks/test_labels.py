@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from decimal import Decimal
-from enum import Enum, IntEnum, StrEnum
+from enum import Enum, Flag, IntEnum, StrEnum
 from fractions import Fraction
 from itertools import product
 from uuid import UUID
@@ -30,6 +30,11 @@ class Shade(Enum):
     RED = 1
 
 
+class Access(Flag):
+    READ = 1
+    WRITE = 2
+
+
 class Word(StrEnum):
     ONE = "1"
 
@@ -50,6 +55,7 @@ LABELS = [
     Colour.BLUE, Shade.RED, Word.ONE, Number.ONE, "RED", UUID(int=1), UUID(int=2), str(UUID(int=1)), UUID(int=1).bytes,
     dt.date(2026, 1, 1), dt.datetime(2026, 1, 1), "2026-01-01", NOON, NOON.replace(fold=1), NOON.replace(tzinfo=dt.UTC),
     NOON.replace(tzinfo=ZoneInfo("Europe/Zurich")), dt.datetime(2026, 1, 1, 11, tzinfo=dt.UTC), NOON.replace(microsecond=1),
+    complex("inf"), complex("-inf"), Access(0), Access.READ, Access.READ | Access.WRITE,
 ]  # fmt: skip
 
 
