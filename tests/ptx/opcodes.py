@@ -82,6 +82,15 @@ def fma(x: Lanes, y: Lanes, z: Lanes) -> Lanes:
     return (x.astype(np.longdouble) * y + z).astype(x.dtype)
 
 
+def of_both_halves(kind: str, compute: Callable[..., Lanes], x: Lanes, y: Lanes) -> Lanes:
+    """Of two numbers in the halves of a register."""
+    low, high = (
+        bits(compute(*(read((z >> shift & 0xFFFF).astype(np.uint16), kind) for z in (x, y))), kind).astype(np.uint32)
+        for shift in (0, 16)
+    )
+    return low | high << 16
+
+
 def half_reciprocal(x: Lanes) -> Lanes:
     """Of the upper half of the bits of a double, and only the upper half of the result's."""
     upper = np.uint64(0xFFFFFFFF00000000)
@@ -179,8 +188,9 @@ def _rows() -> Iterator[tuple[str, Opcode]]:
         yield f"mul.{k}", Opcode((k, k), k, np.multiply)
         yield f"fma.rn.{k}", Opcode((k, k, k), k, fma)
         yield f"sqrt.rn.{k}", Opcode((k,), k, np.sqrt)
-    for k in HALVES:
-        yield from ((f"{name}.{k}", Opcode((k, k), k, of)) for name, of in (("min", np.fmin), ("max", np.fmax)))
+    for k, (name, compute) in product(HALVES, (("min", np.fmin), ("max", np.fmax))):
+        yield f"{name}.{k}", Opcode((k, k), k, compute)
+        yield f"{name}.{k}x2", Opcode(("b32", "b32"), "b32", partial(of_both_halves, k, compute))
     yield "prmt.b32", Opcode(("b32", "b32", "b32"), "b32", bytes_of)
     yield "div.full.f32", Opcode(("f32", "f32"), "f32", np.divide)
     yield "ex2.approx.f32", Opcode(("f32",), "f32", np.exp2)

@@ -78,6 +78,7 @@ COMPUTED = [
     ("setp.neu.f64", (NAN, NAN), True),
     ("setp.num.bf16", (NAN, 0.0), False),
     ("max.bf16", (-1.5, NAN), -1.5),
+    ("max.bf16x2", (0x3F80C000, 0xBF804000), 0x3F804000),  # 1 and -2, beside -1 and 2
     ("prmt.b32", (0x81020384, 0x55667788, 0x7701), 0x55558403),
     ("setp.lt.s32", (-1, 0), True),
     ("setp.lt.u32", (2**32 - 1, 0), False),
