@@ -331,7 +331,7 @@ def _writer(kind: type) -> Callable[[Any], bytes] | None:
             return write
     if issubclass(kind, Enum) and (kind.__eq__, kind.__hash__) == (object.__eq__, Enum.__hash__):
         called = _joined([kind.__module__.encode(), kind.__qualname__.encode()])
-        return lambda value: b"e" + called + (value.name or repr(value.value)).encode()  # a flag of no member has no name
+        return lambda value: b"e" + called + (value.name or repr(value.value)).encode()  # flags of none
     if issubclass(kind, np.str_ | np.bytes_ | np.bool_ | np.integer | np.floating | np.complexfloating):
         return _number if issubclass(kind, np.inexact) else lambda value: canonical(value.item())
     return None
