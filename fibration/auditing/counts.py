@@ -51,6 +51,7 @@ def multiples(
 ) -> Iterator[tuple[float, Weight]]:
     """The products of counts that numbers are one multiple of, and by what."""
     for weight in weights:
-        each = values / value_of(weight, counts)
+        with np.errstate(all="ignore"):  # a count less 1 may be 0
+            each = values / value_of(weight, counts)
         if np.isfinite(each).all() and np.ptp(each) <= close * abs(each[0]):
             yield float(each[0]), weight
